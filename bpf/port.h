@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What differs between two attachments of one program: the port number, an immediate
+ * that the loader writes into the instruction below before it loads the program.
+ */
+#ifndef STELLAR_PORT_H
+#define STELLAR_PORT_H
+
+#include "shared.h"
+
+/* The loader looks for a 64-bit immediate load of this value. */
+#define STELLAR_PORT_PLACEHOLDER 0x57e11a0157e11a01
+
+static __always_inline __u32 port_number(void)
+{
+	__u64 port;
+
+	/* asm: the compiler must not fold the placeholder into arithmetic */
+	asm volatile("%0 = 0x57e11a0157e11a01 ll" : "=r"(port));
+	return port & (STELLAR_MAX_PORTS - 1);
+}
+
+#endif

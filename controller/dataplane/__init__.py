@@ -1,0 +1,1 @@
+"""BPF programs: compile, load, attach, read their maps."""

@@ -1,0 +1,277 @@
+"""Attach and detach the programs of one interface.
+
+Attachments by netlink outlive the process. Ours are known by the names of their
+programs (``stellar_xi_0003``: XDP ingress, port 3) and, on tc, by one handle and
+priority; nothing else is ever replaced or deleted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from controller.dataplane import libbpf
+from controller.dataplane.attachment import Attachment
+from controller.dataplane.interfaces import Interface
+from controller.dataplane.loader import KERNEL_NAMES, TC_EGRESS, TC_INGRESS, XDP_INGRESS, Dataplane
+from controller.dataplane.netns import in_netns
+from controller.errors import ConflictError, StellarError, UnsupportedError
+
+_XDP_FLAGS = {"native": libbpf.XDP_FLAGS_DRV_MODE, "generic": libbpf.XDP_FLAGS_SKB_MODE}
+_XDP_MODE_NAMES = {libbpf.XDP_ATTACHED_DRV: "native", libbpf.XDP_ATTACHED_SKB: "generic"}
+_TC_PARENTS = {TC_INGRESS: 0xFFFFFFF2, TC_EGRESS: 0xFFFFFFF3}
+# First in line: filters of others that end the classification must not hide packets.
+_TC_PRIORITY = 1
+_TC_HANDLE = 0x57E1
+_ETH_P_ALL = 3
+_OUR_PROGRAM = re.compile(r"stellar_(xi|ti|te)_[0-9a-f]{4}")
+
+
+def is_ours(program_name: str) -> bool:
+    """Whether a BPF program's name is one that a controller gives."""
+    return bool(_OUR_PROGRAM.fullmatch(program_name))
+
+
+def _program_name(program_id: int) -> str:
+    fd = libbpf.prog_fd_by_id(program_id)
+    try:
+        return libbpf.prog_info(fd).name
+    finally:
+        os.close(fd)
+
+
+def _has_clsact(ipr: IPRoute, ifindex: int) -> bool:
+    return any(qdisc.get_attr("TCA_KIND") == "clsact" for qdisc in ipr.get_qdiscs(index=ifindex))
+
+
+def _filter_names(ipr: IPRoute, ifindex: int, parent: int) -> list[tuple[int, int, str]]:
+    """(priority, handle, BPF program name or filter kind) of all filters at a hook."""
+    found = []
+    for entry in ipr.get_filters(index=ifindex, parent=parent):
+        options = entry.get_attr("TCA_OPTIONS")
+        if options is None:
+            continue  # the head of a priority, not a filter
+        name = None
+        if entry.get_attr("TCA_KIND") == "bpf":
+            name = options.get_attr("TCA_BPF_NAME")
+        found.append((entry["info"] >> 16, entry["handle"], name or entry.get_attr("TCA_KIND")))
+    return found
+
+
+def check_xdp_free(interface: Interface) -> None:
+    """Raise ConflictError when somebody else's XDP program is on the interface."""
+
+    def look() -> None:
+        program_id, mode = libbpf.xdp_query(interface.ifindex)
+        if not program_id:
+            return
+        name = _program_name(program_id)
+        if not is_ours(name):
+            raise ConflictError(
+                f"Interface {interface.label} carries the XDP program {name!r} (id {program_id}, "
+                f"{_XDP_MODE_NAMES.get(mode, 'offloaded')}) of somebody else.",
+                "Detach that program, or observe this interface with --mode tc.",
+            )
+
+    in_netns(interface.netns, look)
+
+
+def clsact_exists(interface: Interface) -> bool:
+    """Whether the interface has a clsact qdisc already."""
+
+    def look() -> bool:
+        with IPRoute() as ipr:
+            return _has_clsact(ipr, interface.ifindex)
+
+    return in_netns(interface.netns, look)
+
+
+def attach(dataplane: Dataplane, attachment: Attachment) -> None:
+    """Attach the programs, or swap them in place of an earlier controller's.
+
+    On failure whatever this call attached is taken off again.
+
+    Raises
+    ------
+    ConflictError
+        A foreign XDP program or tc filter is in the way.
+    UnsupportedError
+        The driver or kernel cannot do what `attachment.mode` asks.
+    """
+    undo: list[Callable[[], None]] = []
+
+    def work() -> None:
+        try:
+            with IPRoute() as ipr:
+                if not _has_clsact(ipr, attachment.ifindex):
+                    ipr.tc("add", "clsact", index=attachment.ifindex)
+                    undo.append(lambda: _remove_clsact(attachment))
+                if attachment.mode == "tc":
+                    _detach_xdp(attachment)
+                    _attach_tc(ipr, dataplane, attachment, TC_INGRESS)
+                else:
+                    _attach_xdp(dataplane, attachment)
+                    _detach_tc(ipr, attachment, TC_INGRESS)
+                undo.append(lambda: _detach_xdp(attachment))
+                _attach_tc(ipr, dataplane, attachment, TC_EGRESS)
+        except NetlinkError as error:
+            raise UnsupportedError(
+                f"tc on {attachment.label}: {os.strerror(error.code)}.",
+                "The kernel needs clsact and cls_bpf (CONFIG_NET_SCH_INGRESS, "
+                "CONFIG_NET_CLS_BPF); see `controller doctor`.",
+            ) from error
+        except BaseException:
+            for step in reversed(undo):
+                step()
+            raise
+
+    in_netns(attachment.netns, work)
+
+
+def _attach_xdp(dataplane: Dataplane, attachment: Attachment) -> None:
+    program_id, mode = libbpf.xdp_query(attachment.ifindex)
+    old_fd: int | None = None
+    if program_id:
+        name = _program_name(program_id)
+        if not is_ours(name):
+            raise ConflictError(
+                f"Interface {attachment.label} carries the XDP program {name!r} (id "
+                f"{program_id}) of somebody else.",
+                "Detach that program, or observe this interface with --mode tc.",
+            )
+        if _XDP_MODE_NAMES.get(mode) != attachment.mode:
+            _detach_xdp(attachment)  # the kernel allows no change of mode in place
+        else:
+            old_fd = libbpf.prog_fd_by_id(program_id)
+    fd = dataplane.load(XDP_INGRESS, attachment.port)
+    flags = _XDP_FLAGS[attachment.mode]
+    try:
+        if old_fd is None:
+            flags |= libbpf.XDP_FLAGS_UPDATE_IF_NOEXIST
+        libbpf.xdp_attach(attachment.ifindex, fd, flags, old_fd)
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.EEXIST):
+            raise ConflictError(
+                f"Another XDP program came to {attachment.label} at the same time.", "Try again."
+            ) from error
+        raise UnsupportedError(
+            f"XDP ({attachment.mode} mode) on {attachment.label}: {os.strerror(error.errno or 0)}.",
+            "The driver may lack native XDP, or not for this MTU: use --mode generic or tc.",
+        ) from error
+    finally:
+        os.close(fd)
+        if old_fd is not None:
+            os.close(old_fd)
+
+
+def _attach_tc(ipr: IPRoute, dataplane: Dataplane, attachment: Attachment, function: str) -> None:
+    parent = _TC_PARENTS[function]
+    for priority, handle, name in _filter_names(ipr, attachment.ifindex, parent):
+        if (priority, handle) == (_TC_PRIORITY, _TC_HANDLE) and not is_ours(name):
+            raise ConflictError(
+                f"Interface {attachment.label} has a tc filter {name!r} of somebody else with "
+                f"priority {priority} and handle {handle:#x}.",
+                "Give that filter another handle.",
+            )
+    fd = dataplane.load(function, attachment.port)
+    try:
+        ipr.tc(
+            "replace-filter",
+            "bpf",
+            index=attachment.ifindex,
+            parent=parent,
+            prio=_TC_PRIORITY,
+            handle=_TC_HANDLE,
+            protocol=_ETH_P_ALL,
+            fd=fd,
+            name=f"{KERNEL_NAMES[function]}_{attachment.port:04x}",
+            direct_action=True,
+        )
+    finally:
+        os.close(fd)
+
+
+def _detach_xdp(attachment: Attachment) -> None:
+    program_id, mode = libbpf.xdp_query(attachment.ifindex)
+    if not program_id or not is_ours(_program_name(program_id)):
+        return
+    fd = libbpf.prog_fd_by_id(program_id)
+    try:
+        # With the program named, the kernel detaches that one or none.
+        libbpf.xdp_attach(attachment.ifindex, -1, _XDP_FLAGS[_XDP_MODE_NAMES[mode]], fd)
+    finally:
+        os.close(fd)
+
+
+def _detach_tc(ipr: IPRoute, attachment: Attachment, function: str) -> None:
+    parent = _TC_PARENTS[function]
+    for priority, handle, name in _filter_names(ipr, attachment.ifindex, parent):
+        if is_ours(name):
+            ipr.tc(
+                "del-filter",
+                "bpf",
+                index=attachment.ifindex,
+                parent=parent,
+                prio=priority,
+                handle=handle,
+                protocol=_ETH_P_ALL,
+            )
+
+
+def _remove_clsact(attachment: Attachment) -> None:
+    """Delete the clsact, unless somebody put a filter on it since."""
+    with IPRoute() as ipr:
+        if not _has_clsact(ipr, attachment.ifindex):
+            return
+        if any(_filter_names(ipr, attachment.ifindex, p) for p in _TC_PARENTS.values()):
+            return
+        ipr.tc("del", "clsact", index=attachment.ifindex)
+
+
+def detach(attachment: Attachment) -> None:
+    """Take everything of ours off the interface; what is not there is no error."""
+
+    def work() -> None:
+        with IPRoute() as ipr:
+            _detach_xdp(attachment)
+            if not _has_clsact(ipr, attachment.ifindex):
+                return
+            for function in _TC_PARENTS:
+                _detach_tc(ipr, attachment, function)
+        if attachment.clsact_is_ours:
+            _remove_clsact(attachment)
+
+    try:
+        in_netns(attachment.netns, work)
+    except (NetlinkError, OSError) as error:
+        code = error.code if isinstance(error, NetlinkError) else error.errno
+        if code in (errno.ENODEV, errno.EINVAL, errno.ENOENT, errno.ENXIO):
+            return  # the interface went away meanwhile, and its programs with it
+        raise StellarError(
+            f"Detaching from {attachment.label} failed: {os.strerror(code or 0)}.",
+            "Run `controller stop` again; `tc filter show` and `ip link show` tell what is left.",
+        ) from error
+
+
+def attached_hooks(attachment: Attachment) -> dict[str, str]:
+    """Hook -> program name of ours that is attached there now."""
+
+    def look() -> dict[str, str]:
+        hooks = {}
+        program_id, _ = libbpf.xdp_query(attachment.ifindex)
+        if program_id and is_ours(name := _program_name(program_id)):
+            hooks[XDP_INGRESS] = name
+        with IPRoute() as ipr:
+            if _has_clsact(ipr, attachment.ifindex):
+                for function, parent in _TC_PARENTS.items():
+                    for _, _, name in _filter_names(ipr, attachment.ifindex, parent):
+                        if is_ours(name):
+                            hooks[function] = name
+        return hooks
+
+    return in_netns(attachment.netns, look)
