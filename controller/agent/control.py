@@ -1,0 +1,175 @@
+"""The control socket: one JSON request a connection, one JSON answer, maybe descriptors.
+
+A Unix socket in an owner-only directory; the kernel's word for who is on the other side
+(SO_PEERCRED) is checked as well. Requests are bounded in size and time.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import socketserver
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from controller import errors
+from controller.errors import NotRunningError, StellarError
+
+MAX_REQUEST_BYTES = 64 * 1024
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+REQUEST_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 60.0
+_MAX_FDS = 8
+
+# A handler gets the request's arguments and gives the answer and descriptors to pass on.
+Handler = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], list[int]]]
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 16
+
+
+class ControlServer:
+    """Serves requests in threads of its own until `close`.
+
+    Parameters
+    ----------
+    path
+        Where to put the socket.
+    handlers
+        Command name -> handler. A StellarError that it raises goes to the client.
+    """
+
+    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+        self._path = path
+        path.unlink(missing_ok=True)
+
+        class _Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                _serve(self.request, handlers)
+
+        old_mask = os.umask(0o177)
+        try:
+            self._server = _Server(str(path), _Handler)
+        finally:
+            os.umask(old_mask)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and remove the socket."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._path.unlink(missing_ok=True)
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])
+
+
+def _serve(connection: socket.socket, handlers: Mapping[str, Handler]) -> None:
+    connection.settimeout(REQUEST_TIMEOUT_S)
+    fds: list[int] = []
+    try:
+        if _peer_uid(connection) not in (0, os.geteuid()):
+            return
+        request = _read_line(connection, MAX_REQUEST_BYTES)
+        answer: Mapping[str, Any]
+        try:
+            document = json.loads(request)
+            handler = handlers[document["command"]]
+            answer, fds = handler(document.get("arguments", {}))
+        except StellarError as error:
+            answer = {
+                "error": error.message,
+                "remedy": error.remedy,
+                "type": type(error).__name__,
+            }
+        except (ValueError, KeyError, TypeError) as error:
+            answer = {"error": f"Request not understood: {error!r}.", "type": "StellarError"}
+        data = json.dumps(answer).encode() + b"\n"
+        connection.settimeout(ANSWER_TIMEOUT_S)
+        if fds:
+            # The descriptors travel with the first byte.
+            socket.send_fds(connection, [data[:1]], fds)
+            data = data[1:]
+        connection.sendall(data)
+    except OSError:
+        pass  # the client went away; it has nothing of ours
+    finally:
+        connection.close()
+
+
+def _read_line(connection: socket.socket, limit: int) -> bytes:
+    data = b""
+    while not data.endswith(b"\n"):
+        chunk = connection.recv(min(65536, limit + 1 - len(data)))
+        if not chunk:
+            break
+        data += chunk
+        if len(data) > limit:
+            raise ConnectionError("request too long")
+    return data
+
+
+def request(
+    path: Path, command: str, arguments: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], list[int]]:
+    """Ask the controller behind `path`; returns the answer and passed descriptors.
+
+    Raises
+    ------
+    NotRunningError
+        Nobody answers there.
+    StellarError
+        What the controller reports.
+    """
+    document = {"command": command, "arguments": dict(arguments or {})}
+    parts: list[bytes] = []
+    fds: list[int] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NotRunningError(
+                f"No controller runs at {path.parent}.",
+                "Start one: controller start -i NETNS:IF; another directory: --run-dir.",
+            ) from error
+        except PermissionError as error:
+            raise errors.PrivilegeError(
+                f"The control socket {path} may not be opened.", "Run as root."
+            ) from error
+        connection.sendall(json.dumps(document).encode() + b"\n")
+        size = 0
+        while size <= MAX_ANSWER_BYTES:
+            space = socket.CMSG_LEN(_MAX_FDS * array.array("i").itemsize)
+            data, ancillary, _, _ = connection.recvmsg(1 << 20, space)
+            for level, kind, payload in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    numbers = array.array("i")
+                    numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
+                    fds.extend(numbers)
+            if not data:
+                break
+            parts.append(data)
+            size += len(data)
+    try:
+        answer = json.loads(b"".join(parts))
+    except ValueError as error:
+        raise NotRunningError(
+            "The controller ended before it answered.", "Look at its log, then start it again."
+        ) from error
+    if "error" in answer:
+        kind_of_error = getattr(errors, str(answer.get("type")), StellarError)
+        raise kind_of_error(answer["error"], answer.get("remedy", ""))
+    return answer, fds

@@ -1,0 +1,1 @@
+"""What the flows do: tables, queue pairs, verdicts, replay of captures."""

@@ -1,0 +1,1 @@
+"""What an operator asks before and beside the daily work: doctor, tune, plan, ping."""

@@ -1,0 +1,1 @@
+"""Views for people: status, live table, progress."""
