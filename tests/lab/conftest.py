@@ -1,0 +1,6 @@
+"""Make the library of scripts/lab importable, as scripts/lab itself does."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))

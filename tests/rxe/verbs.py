@@ -1,0 +1,482 @@
+"""Hosts with soft-RoCE, a switch between them, and the tools that make real verbs traffic."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from controller.observe.snapshot import pack_address
+from tests.hosts import Controller, Host, sh, veth_hosts
+
+RXE_MTU_BYTES = 4200  # the smallest round MTU that holds a path MTU of 4096 and its headers
+# 4 us * 2^18 = 1 s: on two busy cores the tools' default of 67 ms makes a QP retransmit
+# although nothing was lost, and these tests compare exact numbers.
+PATIENT = ("-u", "18")
+
+_numbers = itertools.count()
+_tcp_ports = itertools.count(20000)
+_gid_indices: dict[tuple[str, str], int] = {}
+
+
+@dataclass(frozen=True)
+class RxeHost(Host):
+    """A host with one soft-RoCE device on its interface."""
+
+    device: str = ""
+    address6: str = ""
+
+    def counters(self) -> dict[str, int]:
+        """Counters of the RDMA device, by the kernel's names."""
+        entries = json.loads(self.sh(f"rdma -j statistic show link {self.device}/1"))
+        return {
+            name: int(value) for name, value in entries[0].items() if isinstance(value, int)
+        }
+
+    def queue_pairs(self) -> list[dict[str, Any]]:
+        """Queue pairs of the device, without the two of management."""
+        entries = json.loads(self.sh(f"rdma -j resource show qp link {self.device}/1"))
+        return [entry for entry in entries if entry["lqpn"] > 1]
+
+    def gid_index(self, address: str) -> int:
+        """Index of the RoCE v2 GID of `address`.
+
+        By type and address, never by number: the kernel orders the table as addresses come.
+        """
+        wanted = pack_address(address)
+
+        def look() -> str | None:
+            for line in self.sh(f"ibv_devinfo -v -d {self.device}").splitlines():
+                found = re.match(r"\s*GID\[\s*(\d+)\]:\s*([0-9a-f:.]+), RoCE v2", line)
+                if found and pack_address(found[2]) == wanted:
+                    return found[1]
+            return None
+
+        key = (self.device, address)
+        if key not in _gid_indices:
+            # An address becomes a GID a moment after it is added.
+            _gid_indices[key] = int(poll(look, f"{self.device} has a GID for {address}"))
+        return _gid_indices[key]
+
+
+@contextlib.contextmanager
+def soft_roce(hosts: Sequence[Host]) -> Iterator[list[RxeHost]]:
+    """An rxe device on each host; deleted before the namespaces are.
+
+    The other order leaves the device behind: it would hold the deleted interface.
+    """
+    devices: list[tuple[Host, str]] = []
+    try:
+        result = []
+        for host in hosts:
+            device = f"rx{os.getpid() % 100000}n{next(_numbers)}"
+            host.sh(f"rdma link add {device} type rxe netdev {host.interface}")
+            devices.append((host, device))
+            # The device is born in the first namespace, wherever the command ran.
+            sh(f"rdma dev set {device} netns {host.netns}")
+            address6 = address6_of(host)
+            result.append(
+                RxeHost(host.netns, host.interface, host.address, device, address6)
+            )
+        yield result
+    finally:
+        for host, device in reversed(devices):
+            host.sh(f"rdma link delete {device}", check=False)
+            sh(f"rdma link delete {device}", check=False)
+
+
+def address6_of(host: Host) -> str:
+    """The host's global IPv6 address, added by add_address6()."""
+    entries = json.loads(host.sh(f"ip -j -6 addr show dev {host.interface} scope global"))
+    for entry in entries:
+        for info in entry.get("addr_info", ()):
+            return str(info["local"])
+    return ""
+
+
+def add_address6(host: Host) -> None:
+    """A global IPv6 address that ends like the IPv4 one."""
+    suffix = host.address.rsplit(".", 1)[1]
+    sh(f"ip -n {host.netns} addr add fd00:77::{suffix}/64 dev {host.interface} nodad")
+
+
+@contextlib.contextmanager
+def rxe_pair() -> Iterator[tuple[RxeHost, RxeHost]]:
+    """Two hosts with soft-RoCE on one veth."""
+    with veth_hosts(RXE_MTU_BYTES) as pair:
+        for host in pair:
+            add_address6(host)
+        with soft_roce(pair) as hosts:
+            yield hosts[0], hosts[1]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A bridge in a namespace of its own; one port a host."""
+
+    netns: str
+    ports: Mapping[str, str]  # netns of the host -> port
+
+    def port_to(self, host: Host) -> str:
+        """The port that leads to this host."""
+        return self.ports[host.netns]
+
+    def impair(self, towards: Host, netem: str) -> None:
+        """Put a netem qdisc on the port towards a host, in place of the one there."""
+        sh(f"tc -n {self.netns} qdisc replace dev {self.port_to(towards)} root netem {netem}")
+
+    def heal(self, towards: Host) -> None:
+        """Take the netem qdisc away."""
+        port = self.port_to(towards)
+        sh(f"tc -n {self.netns} qdisc del dev {port} root", check=False)
+
+    def dropped(self, towards: Host) -> int:
+        """Packets that the port's netem qdisc has dropped since it was put there."""
+        text = sh(f"tc -n {self.netns} -s -j qdisc show dev {self.port_to(towards)}")
+        return sum(int(entry["drops"]) for entry in json.loads(text) if entry["kind"] == "netem")
+
+
+@contextlib.contextmanager
+def rxe_switched(count: int) -> Iterator[tuple[Switch, list[RxeHost]]]:
+    """`count` hosts with soft-RoCE around one switch: what happens there is outside of them."""
+    tag = f"st{os.getpid() % 100000}-{next(_numbers)}"
+    switch, names = f"{tag}s", [f"{tag}{chr(ord('a') + i)}" for i in range(count)]
+    try:
+        for name in (switch, *names):
+            sh(f"ip netns add {name}")
+        sh(f"ip -n {switch} link add br0 type bridge mcast_snooping 0")
+        sh(f"ip -n {switch} link set br0 mtu {RXE_MTU_BYTES} up")
+        hosts, ports = [], {}
+        for index, name in enumerate(names, start=1):
+            port = f"port{index}"
+            sh(
+                f"ip link add eth0 netns {name} mtu {RXE_MTU_BYTES} type veth "
+                f"peer name {port} netns {switch} mtu {RXE_MTU_BYTES}"
+            )
+            sh(f"ip -n {switch} link set {port} master br0 up")
+            host = Host(name, "eth0", f"10.78.0.{index}")
+            sh(f"ip -n {name} addr add {host.address}/24 dev eth0")
+            sh(f"ip -n {name} link set lo up")
+            sh(f"ip -n {name} link set eth0 up")
+            add_address6(host)
+            hosts.append(host)
+            ports[name] = port
+        for host in hosts:
+            for other in hosts:
+                if other is not host:
+                    host.sh(f"ping -q -c 1 -W 5 {other.address}")
+        with soft_roce(hosts) as with_rxe:
+            yield Switch(switch, ports), with_rxe
+    finally:
+        for name in (*names, switch):
+            sh(f"ip netns del {name}", check=False)
+
+
+# ---- programs ----
+
+
+class Program:
+    """A process in a host's namespace; what it prints goes to files.
+
+    Its process id is the tool's own: ``ip netns exec`` replaces itself.
+    """
+
+    def __init__(self, host: Host, command: Sequence[str]) -> None:
+        self.command = list(command)
+        self._stdout = tempfile.TemporaryFile("w+")
+        self._stderr = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            ["ip", "netns", "exec", host.netns, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=self._stdout,
+            stderr=self._stderr,
+        )
+        self.pid = self.process.pid
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._stdout.close()
+        self._stderr.close()
+
+    def output(self) -> str:
+        """What it printed so far, errors last."""
+        texts = []
+        for file in (self._stdout, self._stderr):
+            # The child shares the file's offset: read without moving it.
+            size = os.fstat(file.fileno()).st_size
+            texts.append(os.pread(file.fileno(), size, 0).decode(errors="replace"))
+        return "".join(texts)
+
+    def wait(self, timeout_s: float) -> str:
+        """Wait for its success; return what it printed."""
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(
+                f"{self.command} still ran after {timeout_s:g} s:\n{self.output()}"
+            ) from None
+        assert status == 0, f"{self.command} exited {status}:\n{self.output()}"
+        return self.output()
+
+    def wait_listening(self, port: int, timeout_s: float = 20) -> None:
+        """Wait until a TCP socket of its namespace listens on `port`."""
+        wanted = f":{port:04X} "
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"{self.command} ended:\n{self.output()}"
+            for table in ("tcp", "tcp6"):
+                with contextlib.suppress(OSError):
+                    for line in Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines():
+                        fields = line.split()
+                        if (fields[1] + " ").endswith(wanted) and fields[3] == "0A":
+                            return
+            time.sleep(0.02)
+        raise AssertionError(f"{self.command} does not listen on {port}:\n{self.output()}")
+
+    def wait_for(self, text: str, timeout_s: float = 20) -> None:
+        """Wait until it has printed `text`."""
+        poll(lambda: text in self.output(), f"{self.command} prints {text!r}", timeout_s)
+
+
+def poll(condition: Callable[[], Any], what: str, timeout_s: float = 10) -> Any:
+    """Wait until `condition` returns something true, and return it."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.02)
+
+
+def tool_command(
+    host: RxeHost, tool: str, port: int, gid: int, arguments: Sequence[str]
+) -> list[str]:
+    """A command line of perftest or of the ibv_*_pingpong examples."""
+    common = ["-d", host.device, "-p", str(port)]
+    if tool.startswith("ibv_"):
+        return [tool, *common, "-g", str(gid), *arguments]
+    # -F: no warning about CPU frequency scaling
+    return [tool, *common, "-x", str(gid), "-F", *arguments]
+
+
+@contextlib.contextmanager
+def running(
+    server: RxeHost,
+    client: RxeHost,
+    tool: str,
+    *arguments: str,
+    server_arguments: Sequence[str] = (),
+    client_arguments: Sequence[str] = (),
+    family: int = 4,
+    addresses: tuple[str, str] | None = None,
+) -> Iterator[tuple[Program, Program]]:
+    """A server and a client of one tool, both started; killed at the end if still there.
+
+    Parameters
+    ----------
+    family
+        4 or 6: of the GIDs. The tools find each other by IPv4 all the same.
+    addresses
+        Of server and client, where the host's own are not meant (a VLAN).
+    """
+    port = next(_tcp_ports)
+    if addresses is None:
+        addresses = (
+            (server.address, client.address)
+            if family == 4
+            else (server.address6, client.address6)
+        )
+    gids = [
+        host.gid_index(address)
+        for host, address in zip((server, client), addresses, strict=True)
+    ]
+    first = tool_command(server, tool, port, gids[0], [*arguments, *server_arguments])
+    second = tool_command(client, tool, port, gids[1], [*arguments, *client_arguments])
+    with Program(server, first) as serving:
+        serving.wait_listening(port)
+        with Program(client, [*second, server.address]) as calling:
+            yield serving, calling
+
+
+def run_tool(
+    server: RxeHost,
+    client: RxeHost,
+    tool: str,
+    *arguments: str,
+    timeout_s: float = 60,
+    **options: Any,
+) -> str:
+    """Run a server and a client of one tool to their end; return what the client printed."""
+    with running(server, client, tool, *arguments, **options) as (serving, calling):
+        output = calling.wait(timeout_s)
+        serving.wait(timeout_s)
+    return output
+
+
+# ---- observer and rxe side by side ----
+
+_COUNTED = (
+    "packets", "wire_bytes", "payload_bytes", "messages", "gap_packets", "gap_events",
+    "capture_loss_packets", "recovered", "duplicates", "sequence_errors", "duplicate_requests",
+    "psn_resyncs", "response_gap_packets", "response_duplicates", "rnr_naks", "naks", "becn",
+    "ce", "cnp", "vlan_packets",
+)  # fmt: skip
+# In front of the IP header: rxe counts from there on.
+ETHERNET_BYTES = 14
+VLAN_TAG_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a measurement added to the observer's and to rxe's counters.
+
+    ``rows`` are rows of ``controller flows --json``, their counters reduced by what they
+    were before; rows that did not move are left out.
+    """
+
+    rows: list[dict[str, Any]]
+    rxe: Mapping[str, Mapping[str, int]]  # netns -> counter -> increase
+
+    def of(self, host: RxeHost, direction: str) -> list[dict[str, Any]]:
+        """The rows of one host and direction (``ingress``, ``egress``)."""
+        return [
+            row
+            for row in self.rows
+            if row["interface"] == host.target and row["direction"] == direction
+        ]
+
+    def total(self, host: RxeHost, direction: str, key: str) -> int:
+        """Sum of a counter over a host's flows of one direction."""
+        return sum(int(row[key]) for row in self.of(host, direction))
+
+    def ip_bytes(self, host: RxeHost, direction: str) -> int:
+        """Bytes from the IP header to the ICRC, which is what rxe counts."""
+        return sum(
+            row["wire_bytes"]
+            - ETHERNET_BYTES * row["packets"]
+            - VLAN_TAG_BYTES * row["vlan_packets"]
+            for row in self.of(host, direction)
+        )
+
+    def requests(self, host: RxeHost, direction: str) -> dict[str, Any]:
+        """The one flow of requests of a host and direction."""
+        found = [row for row in self.of(host, direction) if row["messages"]]
+        assert len(found) == 1, found
+        return found[0]
+
+    def answers(self, host: RxeHost, direction: str) -> dict[str, Any]:
+        """The one flow of pure answers of a host and direction."""
+        found = [row for row in self.of(host, direction) if not row["messages"]]
+        assert len(found) == 1, found
+        return found[0]
+
+
+class Observed:
+    """Hosts with a controller on all of them.
+
+    Parameters
+    ----------
+    hosts
+        Where the controller runs.
+    controller
+        Started already.
+    """
+
+    def __init__(self, hosts: Sequence[RxeHost], controller: Controller) -> None:
+        self.hosts = list(hosts)
+        self.controller = controller
+        self._before = self._read()
+
+    def _read(self) -> tuple[dict[tuple[str, str, str], dict[str, Any]], dict[str, dict[str, int]]]:
+        rows = self.controller.json("flows")["flows"]
+        by_key = {(row["interface"], row["direction"], row["flow"]): row for row in rows}
+        return by_key, {host.netns: host.counters() for host in self.hosts}
+
+    def settle(self) -> None:
+        """Wait until no RDMA packet has moved for a moment."""
+        previous: list[dict[str, int]] = []
+
+        def is_quiet() -> bool:
+            nonlocal previous
+            last, previous = previous, [host.counters() for host in self.hosts]
+            return last == previous
+
+        poll(is_quiet, "the hosts' RDMA counters stand still")
+
+    def reading(self) -> Reading:
+        """What was added since the last reading (or since the start)."""
+        self.settle()
+        before_rows, before_rxe = self._before
+        self._before = after_rows, after_rxe = self._read()
+        changed = []
+        for key, row in after_rows.items():
+            old = before_rows.get(key)
+            if old is None:
+                changed.append(row)
+            elif row["packets"] != old["packets"]:
+                changed.append(row | {name: row[name] - old[name] for name in _COUNTED})
+        rxe = {
+            netns: {name: value - before_rxe[netns].get(name, 0) for name, value in new.items()}
+            for netns, new in after_rxe.items()
+        }
+        return Reading(changed, rxe)
+
+    def run(
+        self, server: RxeHost, client: RxeHost, tool: str, *arguments: str, **options: Any
+    ) -> Reading:
+        """Run one tool to its end and read what it added."""
+        run_tool(server, client, tool, *arguments, **options)
+        return self.reading()
+
+
+def assert_equals_rxe(reading: Reading, hosts: Sequence[RxeHost]) -> None:
+    """Packets and bytes, both directions, every host: the observer's are rxe's."""
+    for host in hosts:
+        counters = reading.rxe[host.netns]
+        for direction, prefix in (("egress", "sent"), ("ingress", "rcvd")):
+            observed = (
+                reading.total(host, direction, "packets"),
+                reading.ip_bytes(host, direction),
+            )
+            counted = counters[f"{prefix}_pkts"], counters[f"{prefix}_bytes"]
+            assert observed == counted, (host.netns, direction, reading.rows, counters)
+
+
+def assert_clean(reading: Reading, hosts: Sequence[RxeHost]) -> None:
+    """Nothing lost, repeated or refused: neither for the observer nor for rxe."""
+    for host in hosts:
+        counters = reading.rxe[host.netns]
+        for name in (
+            "duplicate_request", "out_of_seq_request", "rcvd_seq_err", "rcvd_rnr_err",
+            "send_rnr_err", "retry_exceeded_err", "completer_retry_err", "send_err",
+        ):  # fmt: skip
+            assert counters[name] == 0, (name, counters)
+    for row in reading.rows:
+        for name in (
+            "gap_packets", "duplicates", "recovered", "sequence_errors", "duplicate_requests",
+            "capture_loss_packets", "psn_resyncs", "response_gap_packets", "response_duplicates",
+            "naks", "rnr_naks", "ce", "cnp", "becn",
+        ):  # fmt: skip
+            assert row[name] == 0, (name, row)
