@@ -23,7 +23,7 @@ static __always_inline int bench_parse(void *data, void *data_end, __u32 frame_l
 }
 
 #define XDP_DATA (void *)(long)context->data, (void *)(long)context->data_end
-#define TC_DATA (void *)(long)skb->data, (void *)(long)skb->data_end
+#define TC_DATA	 (void *)(long)skb->data, (void *)(long)skb->data_end
 
 int stellar_xdp_empty(struct xdp_md *context)
 {

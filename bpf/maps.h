@@ -15,16 +15,7 @@ BPF_TABLE("percpu_array", __u32, struct roce_packet, packet_in_hand, 1);
 /* One entry a flow, interface and direction. Preallocated: a flow's first packet must
  * not fail for lack of atomic memory. Not an LRU: a flow must never lose its counters
  * silently; idle ones are folded and deleted by the controller. Size: `max_flows`. */
-#ifndef STELLAR_REPLAY
 BPF_TABLE("hash", struct flow_key, struct flow_stats, flows, STELLAR_MAX_FLOWS);
-#else
-/* A capture may hold any number of flows, and its replay may wait for memory. */
-BPF_F_TABLE("hash", struct flow_key, struct flow_stats, flows, STELLAR_MAX_FLOWS,
-	    BPF_F_NO_PREALLOC);
-
-/* RoCEv2 packets by BTH opcode. */
-BPF_TABLE("array", __u32, __u64, opcodes, 256);
-#endif
 
 /* A zeroed flow_stats: too large for the BPF stack, read only. */
 BPF_TABLE("array", __u32, struct flow_stats, flow_template, 1);
@@ -44,5 +35,10 @@ BPF_F_TABLE("hash", struct flow_key, struct pair, pairs, STELLAR_MAX_FLOWS, BPF_
 /* New flows, 64 bytes each: 4096 of them between two reads of the controller. A full
  * ring loses the event, never the flow: the table is scanned as well. */
 BPF_RINGBUF_OUTPUT(events, 64);
+
+#ifdef STELLAR_REPLAY
+/* RoCEv2 packets by BTH opcode. */
+BPF_TABLE("array", __u32, __u64, opcodes, 256);
+#endif
 
 #endif

@@ -22,7 +22,7 @@
 /* Two requests of one PSN count as in flight together for this long. */
 #define INFLIGHT_AMBIGUOUS_NS 1000000000ULL
 
-#define IBTA_MIN_PMTU_LOG2 8 /* 256 */
+#define IBTA_MIN_PMTU_LOG2 8  /* 256 */
 #define IBTA_MAX_PMTU_LOG2 12 /* 4096 */
 
 #ifdef STELLAR_REPLAY
@@ -85,6 +85,9 @@ static __always_inline int kind_of(const struct roce_packet *packet)
 {
 	__u8 operation = packet->operation;
 
+	/* The commonest first. */
+	if (operation == OP_ACKNOWLEDGE)
+		return packet->syndrome >> AETH_KIND_SHIFT == AETH_KIND_ACK ? KIND_ACK : KIND_NAK;
 	if (packet->opcode == OPCODE_CNP)
 		return KIND_CNP;
 	if (IN_SET(OPS_SEND, operation))
@@ -99,8 +102,6 @@ static __always_inline int kind_of(const struct roce_packet *packet)
 		return KIND_ATOMIC;
 	if (operation == OP_ATOMIC_ACKNOWLEDGE)
 		return KIND_ATOMIC_ACK;
-	if (operation == OP_ACKNOWLEDGE)
-		return packet->syndrome >> AETH_KIND_SHIFT == AETH_KIND_ACK ? KIND_ACK : KIND_NAK;
 	return KIND_OTHER;
 }
 
@@ -267,10 +268,11 @@ static __always_inline void order_responder(struct flow_stats *flow, __u32 psn, 
 enum sight {
 	SIGHT_REPEATED = 0,
 	SIGHT_LATE, /* first sight of a PSN that had been jumped over */
-	SIGHT_NEW, /* beyond all that were seen */
+	SIGHT_NEW,  /* beyond all that were seen */
 };
 
-static __always_inline enum sight order_request(struct flow_stats *flow, const struct roce_packet *packet)
+static __always_inline enum sight order_request(struct flow_stats *flow,
+						const struct roce_packet *packet)
 {
 	__u32 psn = packet->psn, span = 1, slack = 0, next, filled, skipped;
 	__s32 ahead;
@@ -369,8 +371,7 @@ static __always_inline void acknowledge(struct flow_stats *request, struct roce_
 	if (!(request->flags & FLOW_PSN_VALID))
 		return;
 	if (kind == AETH_KIND_ACK) {
-		if ((request->flags & FLOW_PROBE) &&
-		    psn_distance(request->probe_psn, psn) >= 0) {
+		if ((request->flags & FLOW_PROBE) && psn_distance(request->probe_psn, psn) >= 0) {
 			if (request->probe_psn == psn && now >= request->probe_ns) {
 				__u64 rtt_ns = now - request->probe_ns;
 				__u32 bucket;
@@ -388,8 +389,7 @@ static __always_inline void acknowledge(struct flow_stats *request, struct roce_
 			}
 			request->flags &= ~FLOW_PROBE;
 		}
-		if (!(request->flags & FLOW_ACKED) ||
-		    psn_distance(request->acked_psn, psn) > 0) {
+		if (!(request->flags & FLOW_ACKED) || psn_distance(request->acked_psn, psn) > 0) {
 			request->flags |= FLOW_ACKED;
 			request->acked_psn = psn;
 			if (request->gap_packets)
@@ -463,6 +463,7 @@ static __always_inline __u32 infer_peer(const struct roce_packet *packet, __u64 
 {
 	struct inflight_key key;
 	struct inflight *request;
+	__u32 dqpn;
 
 	__builtin_memset(&key, 0, sizeof(key));
 	__builtin_memcpy(key.saddr, packet->key.daddr, 16);
@@ -473,18 +474,21 @@ static __always_inline __u32 infer_peer(const struct roce_packet *packet, __u64 
 	request = inflight.lookup(&key);
 	if (!request || request->ambiguous || now - request->sent_ns > INFLIGHT_AMBIGUOUS_NS)
 		return 0;
-	return request->dqpn;
+	dqpn = request->dqpn;
+	/* One request has one answer: an equal PSN of another queue pair finds nothing. */
+	inflight.delete(&key);
+	return dqpn;
 }
 
 static __always_inline void partner_key(struct flow_key *partner, const struct flow_key *key,
 					__u32 peer_qpn)
 {
-	__builtin_memset(partner, 0, sizeof(*partner));
 	__builtin_memcpy(partner->saddr, key->daddr, 16);
 	__builtin_memcpy(partner->daddr, key->saddr, 16);
 	partner->dqpn = peer_qpn;
 	partner->port = key->port;
 	partner->direction = PARTNER_DIRECTION(key->direction);
+	partner->pad = 0;
 }
 
 /* ---- the flow ---- */
@@ -509,9 +513,30 @@ static __always_inline struct flow_stats *flow_create(struct roce_packet *packet
 	return flows.lookup(&packet->key);
 }
 
-/* Account one packet. Returns REASON_ROCE, or REASON_FLOW_TABLE_FULL. */
-static __always_inline int observe(struct roce_packet *packet, __u64 now)
+/* CLOCK_MONOTONIC, or the capture's own clock. */
+static __always_inline __u64 exact_time(const struct roce_packet *packet)
 {
+#ifdef STELLAR_REPLAY
+	return packet->captured_ns;
+#else
+	return bpf_ktime_get_ns();
+#endif
+}
+
+/* The same clock as of the last tick (1 to 10 ms ago), for a third of the cost. */
+static __always_inline __u64 coarse_time(const struct roce_packet *packet)
+{
+#ifdef STELLAR_REPLAY
+	return packet->captured_ns;
+#else
+	return bpf_ktime_get_coarse_ns();
+#endif
+}
+
+/* Account one packet. Returns REASON_ROCE, or REASON_FLOW_TABLE_FULL. */
+static __always_inline int observe(struct roce_packet *packet)
+{
+	__u64 now;
 	__u32 kind, learnt_qpn = 0, learnt_state = 0;
 	__u32 peer_qpn, pair_state, partner_pmtu = 0;
 	int ordered = has_request_order(packet) && !IN_SET(OPS_RESPONSE, packet->operation);
@@ -523,7 +548,7 @@ static __always_inline int observe(struct roce_packet *packet, __u64 now)
 
 	flow = flows.lookup(&packet->key);
 	if (!flow) {
-		flow = flow_create(packet, now);
+		flow = flow_create(packet, exact_time(packet));
 		if (!flow)
 			return REASON_FLOW_TABLE_FULL;
 	}
@@ -541,7 +566,7 @@ static __always_inline int observe(struct roce_packet *packet, __u64 now)
 			learnt_qpn = pair->peer_qpn;
 			learnt_state = pair->state;
 		} else if (answers && pair_state == PAIR_UNKNOWN) {
-			learnt_qpn = infer_peer(packet, now);
+			learnt_qpn = infer_peer(packet, exact_time(packet));
 			learnt_state = PAIR_INFERRED;
 		}
 		if (learnt_qpn) {
@@ -557,6 +582,13 @@ static __always_inline int observe(struct roce_packet *packet, __u64 now)
 			partner_pmtu = partner->pmtu_log2;
 	}
 
+	/* Most ACKs time nothing: all that their flow needs is roughly when it was last seen. */
+	if (packet->operation == OP_ACKNOWLEDGE && flow->packets && partner &&
+	    !((partner->flags & FLOW_PROBE) && partner->probe_psn == packet->psn))
+		now = coarse_time(packet);
+	else
+		now = exact_time(packet);
+
 	bpf_spin_lock(&flow->lock);
 	if (!flow->packets) {
 		flow->first_ns = now;
@@ -565,7 +597,8 @@ static __always_inline int observe(struct roce_packet *packet, __u64 now)
 	/* A CNP says nothing about its queue pair's transport. */
 	if (!flow->packets || flow->transport == TRANSPORT_CNP)
 		flow->transport = packet->transport;
-	flow->last_ns = now;
+	if (now > flow->last_ns)
+		flow->last_ns = now;
 	flow->packets++;
 	flow->wire_bytes += packet->wire_len;
 	flow->payload_bytes += packet->payload_len;
@@ -574,20 +607,22 @@ static __always_inline int observe(struct roce_packet *packet, __u64 now)
 		flow->kinds[kind]++;
 	flow->ecn[packet->traffic_class & 3]++;
 	flow->dscp_seen |= 1ULL << (packet->traffic_class >> 2);
-	flow->fecn += packet->fecn;
-	flow->becn += packet->becn;
 	flow->ack_requests += packet->ack_request;
-	flow->cut_packets += packet->cut;
-	if (packet->tags) {
-		flow->vlan_packets++;
-		flow->vlan_tci = packet->vlan_tci;
+	if (packet->rare) {
+		flow->fecn += packet->fecn;
+		flow->becn += packet->becn;
+		flow->cut_packets += packet->cut;
+		if (packet->tags) {
+			flow->vlan_packets++;
+			flow->vlan_tci = packet->vlan_tci;
+		}
+		if (packet->source_qpn)
+			flow->source_qpn = packet->source_qpn;
 	}
 	if (flow->sport != packet->sport) {
 		flow->sport = packet->sport;
 		flow->sport_changes++;
 	}
-	if (packet->source_qpn)
-		flow->source_qpn = packet->source_qpn;
 	if (packet->payload_len > flow->max_payload)
 		flow->max_payload = packet->payload_len;
 	if (!flow->pmtu_log2) {
@@ -617,7 +652,7 @@ static __always_inline int observe(struct roce_packet *packet, __u64 now)
 	} else if (IN_SET(OPS_END, packet->operation)) {
 		flow->messages++; /* datagrams */
 	}
-	if (packet->has_aeth)
+	if (packet->has_aeth && packet->syndrome >> AETH_KIND_SHIFT != AETH_KIND_ACK)
 		count_syndrome(flow, packet->syndrome);
 	bpf_spin_unlock(&flow->lock);
 

@@ -14,10 +14,10 @@
 
 #include "shared.h"
 
-#define ROCE_UDP_PORT 4791
-#define ROCE_MAX_TAGS 2
-#define ROCE_MAX_EXTENSIONS 6
-#define ROCE_ICRC_BYTES 4
+#define ROCE_UDP_PORT		4791
+#define ROCE_MAX_TAGS		2
+#define ROCE_MAX_EXTENSIONS	6
+#define ROCE_ICRC_BYTES		4
 #define ROCE_CNP_RESERVED_BYTES 16
 
 /* The longest header stack the parser accepts reads at most this far into a frame,
@@ -25,20 +25,20 @@
  * RDETH 4, DETH 8, AtomicETH 28. */
 #define ROCE_HEADER_BYTES 142
 
-#define ETHERTYPE_IPV4 0x0800
-#define ETHERTYPE_IPV6 0x86dd
-#define ETHERTYPE_CTAG 0x8100
-#define ETHERTYPE_STAG 0x88a8
+#define ETHERTYPE_IPV4	 0x0800
+#define ETHERTYPE_IPV6	 0x86dd
+#define ETHERTYPE_CTAG	 0x8100
+#define ETHERTYPE_STAG	 0x88a8
 #define ETHERTYPE_ROCEV1 0x8915
 
 /* UDP headers further inside a frame than this are not looked for. */
 #define ROCE_MAX_L4_OFFSET 511
 
-#define PROTO_HOP_BY_HOP 0
-#define PROTO_UDP 17
-#define PROTO_ROUTING 43
-#define PROTO_FRAGMENT 44
-#define PROTO_AUTH 51
+#define PROTO_HOP_BY_HOP   0
+#define PROTO_UDP	   17
+#define PROTO_ROUTING	   43
+#define PROTO_FRAGMENT	   44
+#define PROTO_AUTH	   51
 #define PROTO_DEST_OPTIONS 60
 
 /* Reads a member of the packet in hand anew, so that the verifier treats it as any number
@@ -48,11 +48,11 @@
 #define PSN_MASK 0xffffff
 #define QPN_MASK 0xffffff
 
-#define OPCODE_CNP 0x81
+#define OPCODE_CNP	0x81
 #define AETH_KIND_SHIFT 5
-#define AETH_KIND_ACK 0
-#define AETH_KIND_RNR 1
-#define AETH_KIND_NAK 3
+#define AETH_KIND_ACK	0
+#define AETH_KIND_RNR	1
+#define AETH_KIND_NAK	3
 
 /* Operations: opcode bits 4..0, the same for all transports that have them. */
 enum operation {
@@ -86,55 +86,53 @@ enum operation {
 
 /* Sets of operations as bit masks: the BPF side has no constant tables, and a shift
  * and an AND are cheaper than a map of them. */
-#define BIT_OF(operation) (1U << (operation))
+#define BIT_OF(operation)      (1U << (operation))
 #define IN_SET(set, operation) (((set) >> (operation)) & 1)
 
 #define OPS_FIRST (BIT_OF(OP_SEND_FIRST) | BIT_OF(OP_WRITE_FIRST) | BIT_OF(OP_READ_RESPONSE_FIRST))
 #define OPS_MIDDLE \
 	(BIT_OF(OP_SEND_MIDDLE) | BIT_OF(OP_WRITE_MIDDLE) | BIT_OF(OP_READ_RESPONSE_MIDDLE))
-#define OPS_SEND                                                                    \
-	(BIT_OF(OP_SEND_FIRST) | BIT_OF(OP_SEND_MIDDLE) | BIT_OF(OP_SEND_LAST) |    \
+#define OPS_SEND                                                                      \
+	(BIT_OF(OP_SEND_FIRST) | BIT_OF(OP_SEND_MIDDLE) | BIT_OF(OP_SEND_LAST) |      \
 	 BIT_OF(OP_SEND_LAST_IMM) | BIT_OF(OP_SEND_ONLY) | BIT_OF(OP_SEND_ONLY_IMM) | \
 	 BIT_OF(OP_SEND_LAST_INV) | BIT_OF(OP_SEND_ONLY_INV))
-#define OPS_WRITE                                                                      \
-	(BIT_OF(OP_WRITE_FIRST) | BIT_OF(OP_WRITE_MIDDLE) | BIT_OF(OP_WRITE_LAST) |    \
+#define OPS_WRITE                                                                        \
+	(BIT_OF(OP_WRITE_FIRST) | BIT_OF(OP_WRITE_MIDDLE) | BIT_OF(OP_WRITE_LAST) |      \
 	 BIT_OF(OP_WRITE_LAST_IMM) | BIT_OF(OP_WRITE_ONLY) | BIT_OF(OP_WRITE_ONLY_IMM) | \
 	 BIT_OF(OP_ATOMIC_WRITE))
 #define OPS_READ_RESPONSE                                                   \
 	(BIT_OF(OP_READ_RESPONSE_FIRST) | BIT_OF(OP_READ_RESPONSE_MIDDLE) | \
 	 BIT_OF(OP_READ_RESPONSE_LAST) | BIT_OF(OP_READ_RESPONSE_ONLY))
 #define OPS_RESPONSE (OPS_READ_RESPONSE | BIT_OF(OP_ACKNOWLEDGE) | BIT_OF(OP_ATOMIC_ACKNOWLEDGE))
-#define OPS_ATOMIC (BIT_OF(OP_COMPARE_SWAP) | BIT_OF(OP_FETCH_ADD))
+#define OPS_ATOMIC   (BIT_OF(OP_COMPARE_SWAP) | BIT_OF(OP_FETCH_ADD))
 /* The packet that completes a request message. */
-#define OPS_END                                                                          \
-	(BIT_OF(OP_SEND_LAST) | BIT_OF(OP_SEND_LAST_IMM) | BIT_OF(OP_SEND_ONLY) |        \
-	 BIT_OF(OP_SEND_ONLY_IMM) | BIT_OF(OP_SEND_LAST_INV) | BIT_OF(OP_SEND_ONLY_INV) | \
-	 BIT_OF(OP_WRITE_LAST) | BIT_OF(OP_WRITE_LAST_IMM) | BIT_OF(OP_WRITE_ONLY) |     \
-	 BIT_OF(OP_WRITE_ONLY_IMM) | BIT_OF(OP_READ_REQUEST) | OPS_ATOMIC |              \
-	 BIT_OF(OP_FLUSH) | BIT_OF(OP_ATOMIC_WRITE))
+#define OPS_END                                                                                \
+	(BIT_OF(OP_SEND_LAST) | BIT_OF(OP_SEND_LAST_IMM) | BIT_OF(OP_SEND_ONLY) |              \
+	 BIT_OF(OP_SEND_ONLY_IMM) | BIT_OF(OP_SEND_LAST_INV) | BIT_OF(OP_SEND_ONLY_INV) |      \
+	 BIT_OF(OP_WRITE_LAST) | BIT_OF(OP_WRITE_LAST_IMM) | BIT_OF(OP_WRITE_ONLY) |           \
+	 BIT_OF(OP_WRITE_ONLY_IMM) | BIT_OF(OP_READ_REQUEST) | OPS_ATOMIC | BIT_OF(OP_FLUSH) | \
+	 BIT_OF(OP_ATOMIC_WRITE))
 
 /* Requests that are answered whether or not they ask for it. */
-#define OPS_ALWAYS_ANSWERED                                                     \
+#define OPS_ALWAYS_ANSWERED \
 	(BIT_OF(OP_READ_REQUEST) | OPS_ATOMIC | BIT_OF(OP_FLUSH) | BIT_OF(OP_ATOMIC_WRITE))
 
-#define OPS_WITH_IMM                                                  \
-	(BIT_OF(OP_SEND_LAST_IMM) | BIT_OF(OP_SEND_ONLY_IMM) |        \
-	 BIT_OF(OP_WRITE_LAST_IMM) | BIT_OF(OP_WRITE_ONLY_IMM))
+#define OPS_WITH_IMM                                                                       \
+	(BIT_OF(OP_SEND_LAST_IMM) | BIT_OF(OP_SEND_ONLY_IMM) | BIT_OF(OP_WRITE_LAST_IMM) | \
+	 BIT_OF(OP_WRITE_ONLY_IMM))
 #define OPS_WITH_IETH (BIT_OF(OP_SEND_LAST_INV) | BIT_OF(OP_SEND_ONLY_INV))
-#define OPS_WITH_RETH                                                                       \
-	(BIT_OF(OP_WRITE_FIRST) | BIT_OF(OP_WRITE_ONLY) | BIT_OF(OP_WRITE_ONLY_IMM) |       \
+#define OPS_WITH_RETH                                                                 \
+	(BIT_OF(OP_WRITE_FIRST) | BIT_OF(OP_WRITE_ONLY) | BIT_OF(OP_WRITE_ONLY_IMM) | \
 	 BIT_OF(OP_READ_REQUEST) | BIT_OF(OP_FLUSH) | BIT_OF(OP_ATOMIC_WRITE))
-#define OPS_WITH_AETH \
-	((OPS_RESPONSE) & ~BIT_OF(OP_READ_RESPONSE_MIDDLE))
+#define OPS_WITH_AETH ((OPS_RESPONSE) & ~BIT_OF(OP_READ_RESPONSE_MIDDLE))
 
 /* Operations that each transport defines. */
 #define OPS_RC_UC_COMMON (BIT_OF(OP_READ_REQUEST) - 1)
 #define OPS_OF_RC \
 	((BIT_OF(OP_RESYNC) - 1) | OPS_WITH_IETH | BIT_OF(OP_FLUSH) | BIT_OF(OP_ATOMIC_WRITE))
-#define OPS_OF_UC OPS_RC_UC_COMMON
-#define OPS_OF_RD \
-	((BIT_OF(OP_SEND_LAST_INV) - 1) | BIT_OF(OP_FLUSH) | BIT_OF(OP_ATOMIC_WRITE))
-#define OPS_OF_UD (BIT_OF(OP_SEND_ONLY) | BIT_OF(OP_SEND_ONLY_IMM))
+#define OPS_OF_UC  OPS_RC_UC_COMMON
+#define OPS_OF_RD  ((BIT_OF(OP_SEND_LAST_INV) - 1) | BIT_OF(OP_FLUSH) | BIT_OF(OP_ATOMIC_WRITE))
+#define OPS_OF_UD  (BIT_OF(OP_SEND_ONLY) | BIT_OF(OP_SEND_ONLY_IMM))
 #define OPS_OF_XRC ((BIT_OF(OP_RESYNC) - 1) | OPS_WITH_IETH)
 
 struct bth {
@@ -152,7 +150,7 @@ struct roce_packet {
 	__u32 psn;
 	__u32 wire_len; /* link header + IP length */
 	__u32 payload_len;
-	__u32 read_len; /* RETH DMA length of a READ request */
+	__u32 read_len;	  /* RETH DMA length of a READ request */
 	__u32 source_qpn; /* DETH, else 0 */
 	__u16 sport;
 	__u16 vlan_tci;
@@ -166,14 +164,16 @@ struct roce_packet {
 	__u8 becn;
 	__u8 traffic_class; /* IPv4 ToS / IPv6 traffic class: DSCP << 2 | ECN */
 	__u8 tags;
-	__u8 cut; /* the frame is shorter than its IP length says */
-	__u32 ip_len; /* IP header and all behind it */
-	__u32 l4_len; /* UDP header and all behind it, as IP tells */
-	__u32 l4_offset; /* of the UDP header */
+	__u8 rare;	   /* has FECN, BECN, a tag or a source QPN, or is cut */
+	__u8 cut;	   /* the frame is shorter than its IP length says */
+	__u32 ip_len;	   /* IP header and all behind it */
+	__u32 l4_len;	   /* UDP header and all behind it, as IP tells */
+	__u32 l4_offset;   /* of the UDP header */
 	__u32 leading_len; /* extension headers in front of RETH or AETH */
-	__u32 header_len; /* BTH and all extension headers */
-	__u32 kind; /* enum kind, by observe() */
-	__u32 bucket; /* of the round trip, by acknowledge() */
+	__u32 header_len;  /* BTH and all extension headers */
+	__u32 kind;	   /* enum kind, by observe() */
+	__u32 bucket;	   /* of the round trip, by acknowledge() */
+	__u64 captured_ns; /* replay only: the capture's time stamp */
 };
 
 struct cursor {
@@ -289,8 +289,8 @@ static __always_inline int parse_ipv6(struct cursor *cursor, struct roce_packet 
 		if (next == PROTO_FRAGMENT) {
 			/* An atomic fragment (offset 0, no more) is a whole packet. */
 			if (be16(option + 2) & 0xfff9)
-				return option[0] == PROTO_UDP ? REASON_IP_FRAGMENT :
-								REASON_NOT_ROCE;
+				return option[0] == PROTO_UDP ? REASON_IP_FRAGMENT
+							      : REASON_NOT_ROCE;
 			length = 8;
 		} else if (next == PROTO_AUTH) {
 			length = (option[1] + 2) * 4;
@@ -470,6 +470,8 @@ static __always_inline int roce_parse(void *data, void *data_end, __u32 frame_le
 		return REASON_TRUNCATED;
 #endif
 	}
+	packet->rare = packet->fecn | packet->becn | packet->cut | packet->tags |
+		       (packet->source_qpn != 0);
 	return REASON_ROCE;
 }
 

@@ -10,14 +10,14 @@
  * maps of an earlier one only when both had the same number. */
 #define STELLAR_ABI 1
 
-#define STELLAR_MAX_PORTS 64 /* attached interfaces of one controller */
+#define STELLAR_MAX_PORTS 64	/* attached interfaces of one controller */
 #define STELLAR_MAX_FLOWS 65536 /* default; the loader may create a larger or smaller table */
 
 /* Missing PSN ranges remembered for each flow until they are filled or acknowledged. */
 #define PSN_GAP_SLOTS 16
 
 /* Two buckets an octave from 512 ns up; the last one is open (about 5.7 s and more). */
-#define RTT_BUCKETS 48
+#define RTT_BUCKETS    48
 #define RTT_FIRST_LOG2 9
 
 enum direction {
@@ -28,15 +28,15 @@ enum direction {
 /* What became of a frame. Anything but REASON_ROCE passes untouched, only counted. */
 enum reason {
 	REASON_ROCE = 0,
-	REASON_NOT_ROCE, /* another protocol or another UDP port */
-	REASON_ROCEV1, /* ethertype 0x8915 */
-	REASON_IP_FRAGMENT, /* UDP fragment: no transport header to trust */
-	REASON_TRUNCATED, /* the frame ends before its headers or its IP length say */
-	REASON_BAD_IP, /* IP version, header length or total length impossible */
-	REASON_TOO_MANY_TAGS, /* more than two VLAN tags */
+	REASON_NOT_ROCE,	    /* another protocol or another UDP port */
+	REASON_ROCEV1,		    /* ethertype 0x8915 */
+	REASON_IP_FRAGMENT,	    /* UDP fragment: no transport header to trust */
+	REASON_TRUNCATED,	    /* the frame ends before its headers or its IP length say */
+	REASON_BAD_IP,		    /* IP version, header length or total length impossible */
+	REASON_TOO_MANY_TAGS,	    /* more than two VLAN tags */
 	REASON_TOO_MANY_EXTENSIONS, /* IPv6 extension headers beyond the bound */
-	REASON_BAD_UDP_LENGTH, /* UDP length beyond IP's, or too short for BTH + ICRC */
-	REASON_BAD_BTH, /* transport version not 0, or pad longer than the payload */
+	REASON_BAD_UDP_LENGTH,	    /* UDP length beyond IP's, or too short for BTH + ICRC */
+	REASON_BAD_BTH,		    /* transport version not 0, or pad longer than the payload */
 	REASON_UNKNOWN_OPCODE,
 	REASON_FLOW_TABLE_FULL, /* RoCE, but no room for a new flow */
 	REASON_MAX,
@@ -99,18 +99,18 @@ struct psn_gap {
 	__u32 count; /* 0: slot is free */
 };
 
-#define FLOW_PSN_VALID 1 /* next_psn and expected_psn hold */
-#define FLOW_SEQUENCE_ERROR 2 /* the responder has NAKed and waits for expected_psn */
-#define FLOW_PROBE 4 /* probe_psn awaits its ACK */
-#define FLOW_RESPONSE_VALID 8 /* response_psn holds: a READ response is under way */
-#define FLOW_ACKED 16 /* acked_psn holds */
+#define FLOW_PSN_VALID	    1  /* next_psn and expected_psn hold */
+#define FLOW_SEQUENCE_ERROR 2  /* the responder has NAKed and waits for expected_psn */
+#define FLOW_PROBE	    4  /* probe_psn awaits its ACK */
+#define FLOW_RESPONSE_VALID 8  /* response_psn holds: a READ response is under way */
+#define FLOW_ACKED	    16 /* acked_psn holds */
 
 struct flow_stats {
 	struct bpf_spin_lock lock; /* several CPUs may serve one flow: counters stay exact */
-	__u8 transport; /* enum transport of the first packet */
-	__u8 pair_state; /* enum pair_state */
-	__u8 pmtu_log2; /* path MTU, from a FIRST or MIDDLE payload; 0: not seen yet */
-	__u8 flags; /* FLOW_* */
+	__u8 transport;		   /* enum transport of the first packet */
+	__u8 pair_state;	   /* enum pair_state */
+	__u8 pmtu_log2;		   /* path MTU, from a FIRST or MIDDLE payload; 0: not seen yet */
+	__u8 flags;		   /* FLOW_* */
 	__u64 first_ns;
 	__u64 last_ns;
 	__u64 packets;
@@ -128,11 +128,11 @@ struct flow_stats {
 	/* order of requests, in PSNs of this direction's sender */
 	__u64 gap_packets; /* PSNs jumped over */
 	__u64 gap_events;
-	__u64 recovered; /* first sight of a PSN that had been jumped over */
-	__u64 duplicates; /* PSNs seen before */
+	__u64 recovered;	    /* first sight of a PSN that had been jumped over */
+	__u64 duplicates;	    /* PSNs seen before */
 	__u64 capture_loss_packets; /* jumped over, never seen, yet acknowledged */
-	__u64 sequence_errors; /* a go-back-N responder would NAK here */
-	__u64 duplicate_requests; /* PSNs below what that responder expects */
+	__u64 sequence_errors;	    /* a go-back-N responder would NAK here */
+	__u64 duplicate_requests;   /* PSNs below what that responder expects */
 	__u64 psn_resyncs; /* jumps too wide for a gap: a new life of the queue pair number */
 	/* order of READ responses within a message */
 	__u64 response_gap_packets;
@@ -144,17 +144,17 @@ struct flow_stats {
 	__u64 rtt_sum_ns;
 	__u64 rtt_min_ns;
 	__u64 rtt_max_ns;
-	__u32 next_psn; /* one past the highest PSN seen */
+	__u32 next_psn;	    /* one past the highest PSN seen */
 	__u32 expected_psn; /* what a go-back-N responder waits for */
 	__u32 psn_slack; /* PSNs that an earlier READ of unknown length in packets may have used */
 	__u32 acked_psn; /* highest PSN acknowledged by the peer */
 	__u32 response_psn; /* next PSN of the READ response under way */
 	__u32 probe_psn;
-	__u32 peer_qpn; /* destination QPN of the opposite direction, see pair_state */
-	__u32 source_qpn; /* DETH source QPN of the last datagram */
+	__u32 peer_qpn;	   /* destination QPN of the opposite direction, see pair_state */
+	__u32 source_qpn;  /* DETH source QPN of the last datagram */
 	__u32 max_payload; /* largest payload of one packet */
-	__u16 sport; /* UDP source port of the last packet */
-	__u16 vlan_tci; /* outer tag of the last tagged packet */
+	__u16 sport;	   /* UDP source port of the last packet */
+	__u16 vlan_tci;	   /* outer tag of the last tagged packet */
 	__u32 sport_changes;
 	__u32 pad;
 	struct psn_gap gaps[PSN_GAP_SLOTS];

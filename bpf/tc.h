@@ -34,13 +34,14 @@ static __always_inline int tc_observe(struct __sk_buff *skb, __u32 direction)
 		if (skb->vlan_present) {
 			/* The tag travels beside the frame; on the wire it is part of it. */
 			packet->tags++;
+			packet->rare = 1;
 			packet->wire_len += 4;
 			packet->vlan_tci = skb->vlan_tci;
 		}
 #ifdef STELLAR_BENCH_FLOWS
 		spread(packet);
 #endif
-		reason = observe(packet, bpf_ktime_get_ns());
+		reason = observe(packet);
 	}
 	count_reason(port, direction, reason);
 	return TC_PASS_ON;

@@ -23,7 +23,6 @@ int stellar_xdp_in(struct xdp_md *context)
 	void *data_end = (void *)(long)context->data_end;
 	struct roce_packet *packet;
 	__u32 port = port_number(), frame_len;
-	__u64 now;
 	int reason;
 
 #ifdef STELLAR_REPLAY
@@ -31,10 +30,8 @@ int stellar_xdp_in(struct xdp_md *context)
 
 	if ((void *)(meta + 1) > data)
 		return XDP_ABORTED;
-	now = meta->now_ns;
 	frame_len = meta->wire_len;
 #else
-	now = bpf_ktime_get_ns();
 	frame_len = bpf_xdp_get_buff_len(context);
 #endif
 	packet = packet_take(port, DIRECTION_INGRESS);
@@ -45,7 +42,10 @@ int stellar_xdp_in(struct xdp_md *context)
 #ifdef STELLAR_BENCH_FLOWS
 		spread(packet);
 #endif
-		reason = observe(packet, now);
+#ifdef STELLAR_REPLAY
+		packet->captured_ns = meta->now_ns;
+#endif
+		reason = observe(packet);
 #ifdef STELLAR_REPLAY
 		if (reason == REASON_ROCE)
 			count_opcode(packet->opcode);

@@ -65,7 +65,8 @@ def run_c(tmp: Path, source: str) -> str:
     """Compile a C program that includes headers of bpf/, run it, return what it prints."""
     file, program = tmp / "probe.c", tmp / "probe"
     file.write_text(source)
-    command = ["gcc", "-Wall", "-Wno-unused", "-I", str(SOURCE_DIRECTORY), "-o", program, file]
+    command = ["gcc", "-Wall", "-Wno-unused", "-I", str(SOURCE_DIRECTORY)]
+    command += ["-o", str(program), str(file)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout

@@ -12,7 +12,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from scapy.contrib.roce import AETH, BTH, CNPPadding
 from scapy.fields import BitField, IntField, LongField, XIntField
@@ -32,14 +32,17 @@ class RDETH(Packet):
     """Reliable datagram extended transport header."""
 
     name = "RDETH"
-    fields_desc = [BitField("reserved", 0, 8), BitField("ee_context", 0x000EEC, 24)]
+    fields_desc: ClassVar[list[Any]] = [
+        BitField("reserved", 0, 8),
+        BitField("ee_context", 0x000EEC, 24),
+    ]
 
 
 class DETH(Packet):
     """Datagram extended transport header."""
 
     name = "DETH"
-    fields_desc = [
+    fields_desc: ClassVar[list[Any]] = [
         XIntField("q_key", 0x11111111),
         BitField("reserved", 0, 8),
         BitField("source_qpn", 0x000021, 24),
@@ -50,14 +53,17 @@ class XRCETH(Packet):
     """XRC extended transport header."""
 
     name = "XRCETH"
-    fields_desc = [BitField("reserved", 0, 8), BitField("xrcsrq", 0x0005A5, 24)]
+    fields_desc: ClassVar[list[Any]] = [
+        BitField("reserved", 0, 8),
+        BitField("xrcsrq", 0x0005A5, 24),
+    ]
 
 
 class RETH(Packet):
     """RDMA extended transport header."""
 
     name = "RETH"
-    fields_desc = [
+    fields_desc: ClassVar[list[Any]] = [
         LongField("address", 0x00007F0011223344),
         XIntField("rkey", 0x12345678),
         IntField("dma_length", 0),
@@ -68,7 +74,7 @@ class AtomicETH(Packet):
     """Atomic extended transport header."""
 
     name = "AtomicETH"
-    fields_desc = [
+    fields_desc: ClassVar[list[Any]] = [
         LongField("address", 0x00007F0011223344),
         XIntField("rkey", 0x12345678),
         LongField("swap_or_add", 1),
@@ -80,28 +86,28 @@ class AtomicAckETH(Packet):
     """Atomic acknowledge extended transport header."""
 
     name = "AtomicAckETH"
-    fields_desc = [LongField("original", 3)]
+    fields_desc: ClassVar[list[Any]] = [LongField("original", 3)]
 
 
 class ImmDt(Packet):
     """Immediate data."""
 
     name = "ImmDt"
-    fields_desc = [XIntField("data", 0xCAFEF00D)]
+    fields_desc: ClassVar[list[Any]] = [XIntField("data", 0xCAFEF00D)]
 
 
 class IETH(Packet):
     """Invalidate extended transport header."""
 
     name = "IETH"
-    fields_desc = [XIntField("rkey", 0x87654321)]
+    fields_desc: ClassVar[list[Any]] = [XIntField("rkey", 0x87654321)]
 
 
 class FETH(Packet):
     """Flush extended transport header."""
 
     name = "FETH"
-    fields_desc = [
+    fields_desc: ClassVar[list[Any]] = [
         BitField("reserved", 0, 26),
         BitField("selectivity", 0, 2),
         BitField("placement", 1, 4),
@@ -159,9 +165,7 @@ _OPERATIONS: dict[str, tuple[int, str, tuple[type[Packet], ...], bool, bool]] = 
     "FLUSH": (0x1C, "OTHER", (FETH, RETH), True, False),
     "ATOMIC_WRITE": (0x1D, "WRITE", (RETH,), True, True),
 }
-_RESPONSES = frozenset(
-    name for name in _OPERATIONS if "RESPONSE" in name or "ACKNOWLEDGE" in name
-)
+_RESPONSES = frozenset(name for name in _OPERATIONS if "RESPONSE" in name or "ACKNOWLEDGE" in name)
 _UP_TO_FETCH_ADD = tuple(_OPERATIONS)[: tuple(_OPERATIONS).index("FETCH_ADD") + 1]
 _UP_TO_WRITE_ONLY_IMM = _UP_TO_FETCH_ADD[: _UP_TO_FETCH_ADD.index("RDMA_READ_REQUEST")]
 _INVALIDATES = ("SEND_LAST_WITH_INVALIDATE", "SEND_ONLY_WITH_INVALIDATE")

@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 _ARPHRD_ETHER = 1
 _ARPHRD_LOOPBACK = 772
 _TOOL_TIMEOUT_S = 10
+_TC_H_ROOT = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,8 @@ def drop_counters(netns: str, interface: str, rdma_device: str) -> dict[str, int
                     result[field] = int(stats.get(field, 0))
                 dropped = 0
                 for qdisc in ipr.get_qdiscs(index=link["index"]):
-                    if qdisc.get_attr("TCA_KIND") in ("clsact", "ingress"):
+                    # The root's count has the drops of its children in it.
+                    if qdisc["parent"] != _TC_H_ROOT:
                         continue
                     queue = qdisc.get_attr("TCA_STATS2")
                     queue = queue.get_attr("TCA_STATS_QUEUE") if queue else None

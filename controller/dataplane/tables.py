@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes as ct
+import errno
 import struct
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,6 +15,9 @@ from controller.dataplane.layout import Direction, PairState, Reason
 
 # Entries a system call: 3 MB of buffers, and few calls for tens of thousands of flows.
 _BATCH = 4096
+# One tick at the slowest usual rate (HZ=100); a hundred of them mean that memory is short.
+_REFILL_S = 0.01
+_ALLOCATION_RETRIES = 100
 
 
 def read_flows(fd: int) -> tuple[np.ndarray, np.ndarray]:
@@ -83,4 +88,16 @@ def clear_reasons(fd: int, port: int) -> None:
 def write_pairs(fd: int, pairs: Mapping[bytes, int]) -> None:
     """Tell the dataplane queue pairs: flow key -> destination QPN of the opposite way."""
     for key, peer_qpn in pairs.items():
-        libbpf.map_update(fd, key, struct.pack("<II", peer_qpn, PairState.REGISTRY))
+        value = struct.pack("<II", peer_qpn, PairState.REGISTRY)
+        for _ in range(_ALLOCATION_RETRIES):
+            try:
+                libbpf.map_update(fd, key, value)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOMEM:
+                    raise
+                # The map is not preallocated: the kernel keeps a few free elements and
+                # refills them in an interrupt, on some kernels with the next timer tick only.
+                time.sleep(_REFILL_S)
+        else:
+            libbpf.map_update(fd, key, value)

@@ -93,7 +93,9 @@ def bench_flows(flows: int, rounds: int = 7) -> FlowsBench:
             times.append((read_ms, rows_ms, show_ms))
     finally:
         dataplane.close()
-    return FlowsBench(flows, rounds, *(statistics.median(column) for column in zip(*times)))
+    return FlowsBench(
+        flows, rounds, *(statistics.median(column) for column in zip(*times, strict=True))
+    )
 
 
 def _timed_ms(work: Callable[[], _T]) -> tuple[float, _T]:

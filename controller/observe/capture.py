@@ -7,7 +7,6 @@ pcapng file from each other. What was read until a file breaks is never lost.
 
 from __future__ import annotations
 
-import gzip
 import io
 import logging
 import os
@@ -16,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from controller.errors import InputError
 
@@ -41,6 +40,9 @@ _NG_MAGIC = b"\x0a\x0d\x0d\x0a"
 _PCAP_MAGICS = (b"\xa1\xb2\xc3\xd4", b"\xd4\xc3\xb2\xa1", b"\xa1\xb2\x3c\x4d", b"\x4d\x3c\xb2\xa1")
 _GZIP_MAGIC = b"\x1f\x8b"
 _BUFFER_BYTES = 1 << 18
+# Where compressed data is damaged, as much as one step of decompression is lost.
+_UNZIP_BYTES = 1 << 14
+_GZIP_WINDOW_BITS = 16 + zlib.MAX_WBITS  # zlib.h: with a gzip header
 _RECORD_HEADER_BYTES = 16
 _DAMAGE = (OSError, EOFError, OverflowError, zlib.error)
 _U64_MASK = (1 << 64) - 1
@@ -72,6 +74,41 @@ class Record(NamedTuple):
     interface: str
 
 
+class _Unzip(io.RawIOBase):
+    """Decompressed bytes of a gzip file, up to the very place where it breaks off.
+
+    ``gzip.GzipFile`` raises before it hands out what it has.
+    """
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._unzip = zlib.decompressobj(_GZIP_WINDOW_BITS)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._next(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self, size: int) -> bytes:
+        while True:
+            if self._unzip.eof:  # another member may follow, or padding
+                packed = self._unzip.unused_data.lstrip(b"\0")
+                packed = packed or self._raw.read(_UNZIP_BYTES).lstrip(b"\0")
+                if not packed:
+                    return b""
+                self._unzip = zlib.decompressobj(_GZIP_WINDOW_BITS)
+            else:
+                packed = self._unzip.unconsumed_tail or self._raw.read(_UNZIP_BYTES)
+                if not packed:
+                    raise EOFError("it ends before its end marker")
+            data = self._unzip.decompress(packed, size)
+            if data:
+                return data
+
+
 class _Source:
     """The file's bytes for scapy's readers: counts them, and turns damage into its end."""
 
@@ -84,7 +121,7 @@ class _Source:
         self._stream: Any = self._raw
         self.is_gzip = self._raw.peek(2)[:2] == _GZIP_MAGIC
         if self.is_gzip:
-            self._stream = io.BufferedReader(gzip.GzipFile(fileobj=self._raw), _BUFFER_BYTES)
+            self._stream = io.BufferedReader(_Unzip(self._raw), _UNZIP_BYTES)
 
     def peek(self, size: int) -> bytes:
         """The next bytes, which stay unread."""

@@ -26,16 +26,26 @@ def _rnr_naks(flow: Flow) -> int:
     return flow.opposite.count("rnr_naks") if flow.opposite else 0
 
 
+def _loss_naks(flow: Flow) -> int:
+    """Sequence NAKs that receiver-not-ready NAKs do not explain.
+
+    Requests that follow one without a receive are out of sequence too: some responders
+    (rxe) NAK them, once for each RNR NAK, although nothing was lost.
+    """
+    naks = _sequence_naks(flow)
+    return naks if flow.count("gap_packets") else max(naks - _rnr_naks(flow), 0)
+
+
 def _retransmissions(flow: Flow) -> int:
     """Repeated requests that receiver-not-ready NAKs do not explain."""
     duplicates = flow.count("duplicates")
-    explained_by_rnr = _rnr_naks(flow) and not _sequence_naks(flow) and not flow.count("recovered")
+    explained_by_rnr = _rnr_naks(flow) and not _loss_naks(flow) and not flow.count("recovered")
     return 0 if explained_by_rnr else duplicates
 
 
 def _losses(flow: Flow) -> int:
     """Packets, at the least, that must have been dropped on this flow's way."""
-    naks, duplicates = _sequence_naks(flow), _retransmissions(flow)
+    naks, duplicates = _loss_naks(flow), _retransmissions(flow)
     recovered = flow.count("recovered") if naks or duplicates else 0
     return max(naks, recovered, 1 if duplicates else 0)
 

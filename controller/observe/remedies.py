@@ -60,6 +60,7 @@ REMOTE_ERROR = {
         "completion errors and `dmesg`."
     ),
     "invalid_rd_request": "Invalid RD request: the peer's queue pair is of another type.",
+    "other": "Reserved NAK code: the peer's NIC or firmware speaks another dialect; update it.",
 }
 MARKED = (
     "Find the queue that marks: ECN-marked packets of each switch port's RoCE class; incast "

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from controller.dataplane import layout, libbpf, tables
-from controller.dataplane.compile import compile_programs
+from controller.dataplane.compile import Artifact, compile_programs
 from controller.dataplane.layout import Direction, Reason
 from controller.dataplane.loader import XDP_INGRESS, Dataplane
 from controller.errors import InputError, StellarError
@@ -28,8 +28,10 @@ from controller.observe.snapshot import Port, Snapshot
 HEAD_BYTES = 1024
 # BPF_PROG_TEST_RUN for XDP refuses shorter frames, which cannot be Ethernet either.
 _MIN_FRAME_BYTES = 14
-# Flows of a capture; the table takes memory as it fills (BPF_F_NO_PREALLOC), about 1 KB each.
-_MAX_FLOWS = 1 << 20
+# The flow table is preallocated, about 1 KB a flow: the first size holds nearly every capture
+# and is there in no time; one that needs more is read a second time.
+_FIRST_MAX_FLOWS = layout.MAX_FLOWS
+_LARGEST_MAX_FLOWS = 1 << 20
 _XDP_PASS = 2
 _PROGRESS_EVERY_FRAMES = 8192
 _OPCODES = 256
@@ -78,25 +80,41 @@ def replay(path: str | Path, progress: ProgressCallback | None = None) -> Replay
     PrivilegeError
         BPF needs root.
     """
-    with Capture(path) as capture:
-        machine = _Machine(capture.path.name)
-        try:
-            return _run(capture, machine, progress)
-        finally:
-            machine.close()
-
-
-class _Machine:
-    """The replay program, one copy an interface of the capture."""
-
-    def __init__(self, file_name: str) -> None:
+    with Capture(path) as capture:  # says what is wrong with the file before anything else
         artifact = compile_programs(
             ("xdp_ingress.c",),
             (XDP_INGRESS,),
             {"STELLAR_REPLAY": "1", "STELLAR_ALLOW_CUT": "1"},
         )
+        result = _replay_once(capture, artifact, _FIRST_MAX_FLOWS, progress)
+    too_many = result.ignored.get(Reason.FLOW_TABLE_FULL.name.lower(), 0)
+    if not too_many:
+        return result
+    # No more flows than packets.
+    max_flows = min(result.rocev2_packets + too_many, _LARGEST_MAX_FLOWS)
+    with Capture(path) as capture:
+        try:
+            return _replay_once(capture, artifact, max_flows, progress)
+        except StellarError:  # no memory for so many: the first result says what is missing
+            return result
+
+
+def _replay_once(
+    capture: Capture, artifact: Artifact, max_flows: int, progress: ProgressCallback | None
+) -> Replay:
+    machine = _Machine(capture.path.name, artifact, max_flows)
+    try:
+        return _run(capture, machine, progress)
+    finally:
+        machine.close()
+
+
+class _Machine:
+    """The replay program, one copy an interface of the capture."""
+
+    def __init__(self, file_name: str, artifact: Artifact, max_flows: int) -> None:
         self._file_name = file_name
-        self._dataplane = Dataplane(artifact, max_flows=_MAX_FLOWS)
+        self._dataplane = Dataplane(artifact, max_flows)
         self._program_fds: list[int] = []
         self._labels: list[str] = []
         self._port_of: dict[str, int] = {}

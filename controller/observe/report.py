@@ -230,6 +230,8 @@ def counts_text(counts: Iterable[tuple[str, int]]) -> str:
 def explanation_text(explanation: Explanation, width: int = 80) -> str:
     """One flow in full."""
     lines = [f"Flow {explanation.flow}"]
+    lines.append(verdicts_text(explanation.verdicts, width, wide=True))
+    lines.append("What it rests on")
     for row in explanation.rows:
         lines += _point_lines(row, width)
     if explanation.opposite:
@@ -238,8 +240,6 @@ def explanation_text(explanation: Explanation, width: int = 80) -> str:
             lines += _point_lines(row, width)
     else:
         lines.append("Opposite direction: not known")
-    lines.append("Verdicts")
-    lines.append(verdicts_text(explanation.verdicts, width, wide=True))
     return "\n".join(lines)
 
 

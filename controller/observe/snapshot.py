@@ -247,7 +247,12 @@ def _rtts(stats: np.ndarray) -> list[dict[str, float] | None]:
     columns = (
         stats["rtt_min_ns"][measured],
         stats["rtt_sum_ns"][measured] / counts,
-        *rtt_percentiles_ns(stats["rtt_hist"][measured], (50, 99)),
+        # A bucket's ends may lie outside what was really measured.
+        *np.clip(
+            rtt_percentiles_ns(stats["rtt_hist"][measured], (50, 99)),
+            stats["rtt_min_ns"][measured],
+            stats["rtt_max_ns"][measured],
+        ),
         stats["rtt_max_ns"][measured],
     )
     rounded = [np.round(column / 1e3, 1).tolist() for column in columns]

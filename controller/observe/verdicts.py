@@ -27,7 +27,6 @@ ENTROPY_MIN_FLOWS = 4
 ENTROPY_FLOWS_PER_PORT = 4
 # Choices that cost nothing by themselves: a flow may be fine all the same.
 _HINTS = {"dscp_0", "not_ect"}
-_REMOTE_ERRORS = ("invalid_request", "remote_access", "remote_operation", "invalid_rd_request")
 
 
 def judge(snapshot: Snapshot, rows: Sequence[Row] | None = None) -> list[Verdict]:
@@ -98,13 +97,14 @@ def _answers(flow: Flow | None, answers: Flow | None, name: str) -> Iterator[Ver
             "warning",
             {
                 "rnr_naks": rnr,
+                "psn_sequence_naks": answers.naks("psn_sequence"),
                 "messages": flow.count("messages") if flow else None,
                 "duplicates": flow.count("duplicates") if flow else None,
             },
             remedies.RECEIVER_LIMITED,
             f"{rnr} RNR NAKs: the receiver had no receive request posted; not the network.",
         )
-    codes = {code: answers.naks(code) for code in _REMOTE_ERRORS if answers.naks(code)}
+    codes = {code: answers.naks(code) for code in remedies.REMOTE_ERROR if answers.naks(code)}
     if codes:
         named = ", ".join(f"{count} {code.replace('_', ' ')}" for code, count in codes.items())
         yield Verdict(

@@ -1,18 +1,18 @@
 """Which kernel a command runs on, and running it on the machine's own."""
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 from labkernel import EXIT_TIMEOUT, OLDEST_KERNEL, say
-from labkernel.guest import FORWARDED, GRACE_S, RunSpec
+from labkernel.spec import FORWARDED, GRACE_S, PR_SET_PDEATHSIG, RunSpec
 
 
 def native_obstacle() -> str | None:
@@ -36,26 +36,43 @@ def native_obstacle() -> str | None:
 
 def run(spec: RunSpec) -> int:
     """Run `spec` on this kernel, with the manners of the lab; return the exit status."""
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals that came before the command was there to take them
+
+    def forward(signal_number: int, _frame: FrameType | None) -> None:
+        if process is None:
+            early.append(signal_number)
+        else:
+            end_group(process, signal_number)
+
+    # On a terminal the command shares our group: the terminal signals it without us.
+    handler = signal.SIG_IGN if spec.terminal else forward
+    previous = {number: signal.signal(number, handler) for number in FORWARDED}
     try:
         process = subprocess.Popen(
-            spec.command, cwd=spec.cwd, env=spec.env, start_new_session=not spec.terminal
+            spec.command,
+            cwd=spec.cwd,
+            env=spec.env,
+            start_new_session=not spec.terminal,
+            preexec_fn=lambda: prepare(spec.terminal),
         )
+        for number in early:
+            end_group(process, number)
+        return wait(process, spec)
     except OSError as error:
         say(f"cannot run {error.filename or spec.command[0]}: {error.strerror}")
         return 127 if isinstance(error, FileNotFoundError) else 126
-
-    def forward(signal_number: int, _frame: FrameType | None) -> None:
-        end_group(process, signal_number)
-
-    previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
-    for number in FORWARDED:
-        # On a terminal the command shares our group: the terminal signals it without us.
-        previous[number] = signal.signal(number, signal.SIG_IGN if spec.terminal else forward)
-    try:
-        return wait(process, spec)
     finally:
-        for caught, handler in previous.items():
-            signal.signal(caught, handler)
+        for caught, old in previous.items():
+            signal.signal(caught, old)
+
+
+def prepare(terminal: bool) -> None:
+    """Prepare the command's process: it ends with us, and takes a terminal's signals itself."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if terminal:
+        for number in FORWARDED:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def wait(process: subprocess.Popen[bytes], spec: RunSpec) -> int:

@@ -23,7 +23,7 @@ class Frame(enum.IntEnum):
     """Kinds of frame. The comment names the direction and the payload."""
 
     HELLO = 1  # guest -> host: the line is in raw mode, send START
-    START = 2  # host -> guest: JSON, what to run (see guest.RunSpec.start_message)
+    START = 2  # host -> guest: JSON, what to run (see spec.RunSpec.start_message)
     STDIN = 3  # host -> guest: bytes
     STDIN_EOF = 4  # host -> guest: empty
     STDIN_ACK = 5  # guest -> host: u32, bytes of standard input the command has taken

@@ -283,13 +283,9 @@ def test_ports_do_not_mix(other: int, xdp: Hook) -> None:
 
 def test_a_full_table_passes_packets_and_says_so(hook: Hook) -> None:
     many = [packet(SEND_ONLY, 0, 4, dqpn=dqpn) for dqpn in range(2, MAX_FLOWS + 52)]
-    assert hook.outcome(*many) == Counter(
-        {Reason.ROCE: MAX_FLOWS, Reason.FLOW_TABLE_FULL: 50}
-    )
+    assert hook.outcome(*many) == Counter({Reason.ROCE: MAX_FLOWS, Reason.FLOW_TABLE_FULL: 50})
     # Those that are in keep counting.
-    assert hook.outcome(many[0], many[-1]) == Counter(
-        {Reason.ROCE: 1, Reason.FLOW_TABLE_FULL: 1}
-    )
+    assert hook.outcome(many[0], many[-1]) == Counter({Reason.ROCE: 1, Reason.FLOW_TABLE_FULL: 1})
     assert hook.flow(2)["packets"] == 2
 
 

@@ -72,7 +72,8 @@ def flow(
 
 def answers(**arguments: Any) -> tuple[np.ndarray, np.ndarray]:
     """The opposite direction of `flow()`: ACKs only."""
-    return flow(**{"src": B, "dst": A, "dqpn": 0x21, "peer": 0x11, "kinds": {"ack": 50}} | arguments)
+    ends: dict[str, Any] = {"src": B, "dst": A, "dqpn": 0x21, "peer": 0x11}
+    return flow(**ends | {"kinds": {"ack": 50}} | arguments)
 
 
 def snapshot(
@@ -211,9 +212,7 @@ def test_naks_whose_requests_were_not_seen_are_still_network_loss() -> None:
 
 
 def test_acknowledged_gaps_are_capture_loss_and_never_network_loss() -> None:
-    reading = snapshot(
-        flow(gap_packets=40, capture_loss_packets=40), answers(), is_capture=True
-    )
+    reading = snapshot(flow(gap_packets=40, capture_loss_packets=40), answers(), is_capture=True)
     verdict = only(reading, "capture_loss")
     assert verdict.evidence["capture_loss_packets"] == 40
     assert names(reading) == {"capture_loss": 1}
@@ -245,27 +244,40 @@ def test_late_packets_without_nak_and_repetition_are_reordering() -> None:
     verdict = only(reading, "reordering")
     assert verdict.evidence["reordered_packets"] == 5
     assert names(reading) == {"reordering": 1}
-    assert "capture itself" in only(
-        snapshot(flow(gap_packets=5, recovered=5), answers(), is_capture=True), "reordering"
-    ).remedy
+    captured = snapshot(flow(gap_packets=5, recovered=5), answers(), is_capture=True)
+    assert "capture itself" in only(captured, "reordering").remedy
 
 
 def test_rnr_naks_are_the_receivers_limit_and_explain_the_repetitions() -> None:
-    reading = snapshot(
-        flow(duplicates=12), answers(kinds={"ack": 50, "nak": 3}, rnr_naks=3)
-    )
+    reading = snapshot(flow(duplicates=12), answers(kinds={"ack": 50, "nak": 3}, rnr_naks=3))
     verdict = only(reading, "receiver_limited")
     assert (verdict.flow, verdict.evidence["rnr_naks"]) == (FLOW, 3)
     assert verdict.evidence["duplicates"] == 12
     assert names(reading) == {"receiver_limited": 1}
 
 
-def test_rnr_naks_do_not_hide_a_sequence_nak() -> None:
+def test_sequence_naks_beyond_the_rnr_naks_are_not_hidden_by_these() -> None:
     reading = snapshot(
         flow(duplicates=12),
+        answers(kinds={"ack": 50, "nak": 4}, rnr_naks=3, naks={"psn_sequence": 4}),
+    )
+    assert names(reading) == {"receiver_limited": 1, "network_loss": 1}
+    # A gap is a loss, however few the NAKs are.
+    reading = snapshot(
+        flow(duplicates=12, gap_packets=1, recovered=1),
         answers(kinds={"ack": 50, "nak": 4}, rnr_naks=3, naks={"psn_sequence": 1}),
     )
     assert names(reading) == {"receiver_limited": 1, "network_loss": 1}
+
+
+def test_requests_refused_behind_an_rnr_nak_are_not_loss() -> None:
+    """rxe: each RNR NAK makes the next request in flight out of sequence, too."""
+    reading = snapshot(
+        flow(duplicates=12),
+        answers(kinds={"ack": 50, "nak": 6}, rnr_naks=3, naks={"psn_sequence": 3}),
+    )
+    assert only(reading, "receiver_limited").evidence["psn_sequence_naks"] == 3
+    assert names(reading) == {"receiver_limited": 1}
 
 
 @pytest.mark.parametrize("code", ["invalid_request", "remote_access", "remote_operation"])
@@ -480,7 +492,10 @@ def test_equal_verdicts_are_shown_together_and_fit_the_screen() -> None:
 
 
 def test_the_flows_table_fits_the_screen_with_the_longest_names() -> None:
-    ends = {"src": "2001:db8:1111:2222:3333:4444:5555:6666", "dst": "2001:db8:aaaa::1"}
+    ends: dict[str, Any] = {
+        "src": "2001:db8:1111:2222:3333:4444:5555:6666",
+        "dst": "2001:db8:aaaa::1",
+    }
     reading = snapshot(
         flow(src="192.168.111.222", dst="192.168.111.223", peer=None, packets=10**12), flow(**ends)
     )

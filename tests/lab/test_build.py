@@ -1,9 +1,10 @@
-"""The lab kernel's source is found in the machine's own apt sources, and its settings are insisted on."""
+"""The lab kernel comes from the machine's own apt sources, and its settings are insisted on."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
+
 from labkernel import LabError, apt, build
 from labkernel.wire import Decoder, Frame, encode, encode_number, number
 

@@ -56,8 +56,12 @@ def running(*command: str, options: tuple[str, ...] = ("--lab",)) -> Iterator[su
         assert process.stdout.readline(), "the command did not start"
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        process.terminate()
+        try:
+            process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
 
 def processes_with(mark: str) -> list[str]:
@@ -92,15 +96,15 @@ def test_stdout_and_stderr_stay_apart_and_arrive_byte_for_byte():
     program = (
         "import os, sys, threading\n"
         "def write(stream, unit):\n"
-        "    data = b''.join(unit + b'%07d' % i for i in range(2_000_000))\n"
+        "    data = b''.join(unit + b'%07d' % i for i in range(1_000_000))\n"
         "    while data: data = data[os.write(stream, data[:99_999]):]\n"
         "other = threading.Thread(target=write, args=(2, b'\\xff\\x04\\r'))\n"
         "other.start(); write(1, b'\\x00\\x03\\n'); other.join(); sys.exit(37)\n"
     )
     result = lab(PYTHON, "-c", program)
     assert result.returncode == 37
-    assert result.stdout == b"".join(b"\x00\x03\n%07d" % i for i in range(2_000_000))
-    assert result.stderr == b"".join(b"\xff\x04\r%07d" % i for i in range(2_000_000))
+    assert result.stdout == b"".join(b"\x00\x03\n%07d" % i for i in range(1_000_000))
+    assert result.stderr == b"".join(b"\xff\x04\r%07d" % i for i in range(1_000_000))
 
 
 def test_stdin_arrives_byte_for_byte_and_ends():
@@ -289,6 +293,7 @@ def test_memory_that_fits_nowhere_gives_125_and_says_where_it_was_sought(scratch
     result = lab("true", options=("--lab", "--mem", "9000G"))
     assert result.returncode == 125
     assert b"/dev/shm: " in result.stderr
+    assert list(scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize(

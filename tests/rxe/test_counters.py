@@ -80,9 +80,7 @@ def test_atomics(observed: Observed, rxe_hosts: Hosts, tool: str, kind: str) -> 
 
 
 @pytest.mark.parametrize("tool", ["ib_write_lat", "ib_send_lat"])
-def test_latency_tools_that_play_ping_pong(
-    observed: Observed, rxe_hosts: Hosts, tool: str
-) -> None:
+def test_latency_tools_that_play_ping_pong(observed: Observed, rxe_hosts: Hosts, tool: str) -> None:
     client, server = rxe_hosts
     reading = observed.run(server, client, tool, "-n", "200", "-s", "512", *PATIENT)
     check(reading, rxe_hosts)
@@ -113,9 +111,7 @@ def test_unreliable_datagrams(observed: Observed, rxe_hosts: Hosts) -> None:
 @pytest.mark.parametrize(
     ("tool", "kind"), [("ib_send_bw", "send"), ("ib_write_bw", "write")], ids=["send", "write"]
 )
-def test_unreliable_connections(
-    observed: Observed, rxe_hosts: Hosts, tool: str, kind: str
-) -> None:
+def test_unreliable_connections(observed: Observed, rxe_hosts: Hosts, tool: str, kind: str) -> None:
     client, server = rxe_hosts
     reading = observed.run(server, client, tool, "-c", "UC", "-n", "100", "-s", "16384")
     check(reading, rxe_hosts)
@@ -129,9 +125,7 @@ def test_unreliable_connections(
     ("tool", "transport"),
     [("ibv_rc_pingpong", "RC"), ("ibv_uc_pingpong", "UC"), ("ibv_ud_pingpong", "UD")],
 )
-def test_pingpong_examples(
-    observed: Observed, rxe_hosts: Hosts, tool: str, transport: str
-) -> None:
+def test_pingpong_examples(observed: Observed, rxe_hosts: Hosts, tool: str, transport: str) -> None:
     client, server = rxe_hosts
     reading = observed.run(server, client, tool, "-n", "100", "-s", "1024")
     check(reading, rxe_hosts)

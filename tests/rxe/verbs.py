@@ -7,7 +7,9 @@ import itertools
 import json
 import os
 import re
+import struct
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pyroute2 import IPRoute
+
+from controller.dataplane.netns import in_netns
 from controller.observe.snapshot import pack_address
 from tests.hosts import Controller, Host, sh, veth_hosts
 
@@ -39,9 +44,7 @@ class RxeHost(Host):
     def counters(self) -> dict[str, int]:
         """Counters of the RDMA device, by the kernel's names."""
         entries = json.loads(self.sh(f"rdma -j statistic show link {self.device}/1"))
-        return {
-            name: int(value) for name, value in entries[0].items() if isinstance(value, int)
-        }
+        return {name: int(value) for name, value in entries[0].items() if isinstance(value, int)}
 
     def queue_pairs(self) -> list[dict[str, Any]]:
         """Queue pairs of the device, without the two of management."""
@@ -85,9 +88,7 @@ def soft_roce(hosts: Sequence[Host]) -> Iterator[list[RxeHost]]:
             # The device is born in the first namespace, wherever the command ran.
             sh(f"rdma dev set {device} netns {host.netns}")
             address6 = address6_of(host)
-            result.append(
-                RxeHost(host.netns, host.interface, host.address, device, address6)
-            )
+            result.append(RxeHost(host.netns, host.interface, host.address, device, address6))
         yield result
     finally:
         for host, device in reversed(devices):
@@ -132,8 +133,19 @@ class Switch:
         return self.ports[host.netns]
 
     def impair(self, towards: Host, netem: str) -> None:
-        """Put a netem qdisc on the port towards a host, in place of the one there."""
-        sh(f"tc -n {self.netns} qdisc replace dev {self.port_to(towards)} root netem {netem}")
+        """Put a netem qdisc in the way of RoCEv2 over IPv4 towards a host; of nothing else.
+
+        The tools' TCP connections stay whole, and every drop is one of RoCEv2.
+        """
+        self.heal(towards)
+        port = self.port_to(towards)
+        tc = f"tc -n {self.netns}"
+        sh(f"{tc} qdisc add dev {port} root handle 1: prio bands 2 priomap {'0 ' * 16}")
+        sh(f"{tc} qdisc add dev {port} parent 1:2 handle 2: netem limit 10000 {netem}")
+        sh(
+            f"{tc} filter add dev {port} parent 1: protocol ip prio 1 u32 "
+            "match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:2"
+        )
 
     def heal(self, towards: Host) -> None:
         """Take the netem qdisc away."""
@@ -141,9 +153,31 @@ class Switch:
         sh(f"tc -n {self.netns} qdisc del dev {port} root", check=False)
 
     def dropped(self, towards: Host) -> int:
-        """Packets that the port's netem qdisc has dropped since it was put there."""
+        """RoCEv2 packets that the port's netem qdisc has dropped since it was put there."""
         text = sh(f"tc -n {self.netns} -s -j qdisc show dev {self.port_to(towards)}")
         return sum(int(entry["drops"]) for entry in json.loads(text) if entry["kind"] == "netem")
+
+    def marked(self, towards: Host) -> int:
+        """RoCEv2 packets that the port's netem qdisc has marked CE ("loss P% ecn")."""
+        port = self.port_to(towards)
+
+        def look() -> int:
+            with IPRoute() as ipr:
+                (index,) = ipr.link_lookup(ifname=port)
+                for qdisc in ipr.get_qdiscs(index=index):
+                    if qdisc.get_attr("TCA_KIND") != "netem":
+                        continue
+                    stats = qdisc.get_attr("TCA_STATS2")
+                    own = stats.get_attr("TCA_STATS_APP")
+                    if own is None:  # before 7.3 netem counts a mark as a drop
+                        return int(stats.get_attr("TCA_STATS_QUEUE")["drops"])
+                    # struct tc_netem_xstats: delayed, dropped, corrupted, duplicated,
+                    # reordered, ecn_marked, allocation_errors
+                    raw = bytes.fromhex(own.replace(":", ""))
+                    return int(struct.unpack("<7Q", raw[:56])[5])
+            raise AssertionError(f"no netem on {port}")
+
+        return in_netns(self.netns, look)
 
 
 @contextlib.contextmanager
@@ -171,10 +205,11 @@ def rxe_switched(count: int) -> Iterator[tuple[Switch, list[RxeHost]]]:
             add_address6(host)
             hosts.append(host)
             ports[name] = port
-        for host in hosts:
-            for other in hosts:
-                if other is not host:
-                    host.sh(f"ping -q -c 1 -W 5 {other.address}")
+        for port in ports.values():
+            poll(
+                lambda port=port: "forwarding" in sh(f"bridge -n {switch} link show dev {port}"),
+                f"{port} of the switch forwards",
+            )
         with soft_roce(hosts) as with_rxe:
             yield Switch(switch, ports), with_rxe
     finally:
@@ -193,8 +228,9 @@ class Program:
 
     def __init__(self, host: Host, command: Sequence[str]) -> None:
         self.command = list(command)
-        self._stdout = tempfile.TemporaryFile("w+")
-        self._stderr = tempfile.TemporaryFile("w+")
+        # Closed with the process, in close().
+        self._stdout = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             ["ip", "netns", "exec", host.netns, *command],
             stdin=subprocess.DEVNULL,
@@ -304,13 +340,10 @@ def running(
     port = next(_tcp_ports)
     if addresses is None:
         addresses = (
-            (server.address, client.address)
-            if family == 4
-            else (server.address6, client.address6)
+            (server.address, client.address) if family == 4 else (server.address6, client.address6)
         )
     gids = [
-        host.gid_index(address)
-        for host, address in zip((server, client), addresses, strict=True)
+        host.gid_index(address) for host, address in zip((server, client), addresses, strict=True)
     ]
     first = tool_command(server, tool, port, gids[0], [*arguments, *server_arguments])
     second = tool_command(client, tool, port, gids[1], [*arguments, *client_arguments])
@@ -333,6 +366,29 @@ def run_tool(
         output = calling.wait(timeout_s)
         serving.wait(timeout_s)
     return output
+
+
+@contextlib.contextmanager
+def rc_peers(
+    server: RxeHost,
+    client: RxeHost,
+    *arguments: str,
+    server_arguments: Sequence[str] = (),
+    client_arguments: Sequence[str] = (),
+) -> Iterator[tuple[Program, Program]]:
+    """The two sides of rc_peer.py (server receives, client sends), both started."""
+    script = str(Path(__file__).with_name("rc_peer.py"))
+    port = next(_tcp_ports)
+
+    def command(host: RxeHost) -> list[str]:
+        gid = host.gid_index(host.address)
+        return [sys.executable, script, host.device, str(gid), str(port), *arguments]
+
+    with Program(server, [*command(server), *server_arguments]) as serving:
+        serving.wait_listening(port)
+        connect = ["--connect", server.address]
+        with Program(client, [*command(client), *connect, *client_arguments]) as calling:
+            yield serving, calling
 
 
 # ---- observer and rxe side by side ----

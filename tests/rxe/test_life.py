@@ -1,0 +1,206 @@
+"""The controller comes and goes while queue pairs work: they do not notice, it misses nothing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts import Controller, sh
+from tests.rxe.verbs import (
+    PATIENT,
+    Observed,
+    Program,
+    RxeHost,
+    assert_clean,
+    assert_equals_rxe,
+    poll,
+    rc_peers,
+    running,
+    rxe_pair,
+)
+
+Hosts = tuple[RxeHost, RxeHost]
+MESSAGES = 1500  # about two seconds of work
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[Controller]:
+    """A controller that is not started yet; stopped afterwards."""
+    instance = Controller(tmp_path / "run")
+    try:
+        yield instance
+    finally:
+        instance.close()
+
+
+def moved(host: RxeHost, before: dict[str, int], packets: int) -> Callable[[], bool]:
+    """Whether `host` has sent so many RDMA packets since `before`."""
+    return lambda: host.counters()["sent_pkts"] - before["sent_pkts"] >= packets
+
+
+def rows_of(controller: Controller, qpn: int | None = None) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = controller.json("flows")["flows"]
+    return [row for row in rows if qpn is None or row["dqpn"] == qpn]
+
+
+@contextmanager
+def long_write(
+    hosts: Hosts, messages: int = MESSAGES
+) -> Iterator[tuple[Program, Program, dict[str, int]]]:
+    """An ib_write_bw in the middle of its work: server, client, the client's counters before."""
+    client, server = hosts
+    before = client.counters()
+    tool = ("ib_write_bw", "-n", str(messages), "-s", "65536", "-m", "4096", *PATIENT)
+    with running(server, client, *tool) as (serving, calling):
+        poll(moved(client, before, 100), "the first packets are sent", 30)
+        yield serving, calling, before
+
+
+def test_flows_belong_to_the_processes_that_own_their_queue_pairs(
+    rxe_hosts: Hosts, controller: Controller
+) -> None:
+    client, server = rxe_hosts
+    controller.start(client.target, server.target)
+    with long_write(rxe_hosts) as (serving, calling, _):
+        listed = {host: host.queue_pairs() for host in rxe_hosts}
+        poll(
+            lambda: {row["pair"] for row in rows_of(controller)} == {"registry"},
+            "all flows are paired by the registry",
+        )
+        rows = rows_of(controller)
+        calling.wait(60)
+        serving.wait(60)
+    assert len(rows) == 4  # requests and answers, at two hosts
+    for row in rows:
+        host, program = (
+            (client, calling) if row["interface"] == client.target else (server, serving)
+        )
+        assert (row["pid"], row["command"]) == (program.pid, "ib_write_bw")
+        (queue_pair,) = listed[host]
+        assert queue_pair["pid"] == program.pid
+        local, remote = queue_pair["lqpn"], queue_pair["rqpn"]
+        expected = (remote, local) if row["direction"] == "egress" else (local, remote)
+        assert (row["dqpn"], row["peer_qpn"]) == expected
+
+
+def test_a_killed_controller_is_picked_up_without_losing_a_packet(
+    rxe_hosts: Hosts, controller: Controller
+) -> None:
+    client, server = rxe_hosts
+    networks = [host.network_state() for host in rxe_hosts]
+    first = controller.start(client.target, server.target)
+    observed = Observed(rxe_hosts, controller)
+    with long_write(rxe_hosts) as (serving, calling, before):
+        controller.kill(first)
+        count = client.counters()["sent_pkts"] - before["sent_pkts"]
+        poll(moved(client, before, count + 500), "packets flow without a controller", 30)
+        assert calling.process.poll() is None, "the tool should still be at work"
+        second = controller.start(client.target, server.target)
+        assert second != first
+        calling.wait(60)
+        serving.wait(60)
+    reading = observed.reading()
+    assert_equals_rxe(reading, rxe_hosts)
+    assert_clean(reading, rxe_hosts)
+    assert reading.requests(client, "egress")["packets"] == MESSAGES * 16
+    assert reading.requests(server, "ingress")["messages"] == MESSAGES
+    events = [entry["event"] for entry in controller.json("status")["events"]]
+    assert any("adopted" in event for event in events)
+    controller.run("stop")
+    assert [host.network_state() for host in rxe_hosts] == networks
+
+
+def test_attaching_and_stopping_under_traffic_leave_the_queue_pair_alone(
+    rxe_hosts: Hosts, controller: Controller
+) -> None:
+    client, server = rxe_hosts
+    networks = [host.network_state() for host in rxe_hosts]
+    controller.start(server.target)
+    with long_write(rxe_hosts, 4000) as (serving, calling, before):
+        controller.run("attach", client.target)
+        poll(lambda: len(rows_of(controller)) == 4, "both hosts see both directions")
+        controller.run("stop")
+        assert calling.process.poll() is None, "the tool should still be at work"
+        assert [host.network_state() for host in rxe_hosts] == networks
+        calling.wait(60)
+        serving.wait(60)
+    after = client.counters()
+    assert after["sent_pkts"] - before["sent_pkts"] == 4000 * 16
+    for name in ("completer_retry_err", "rcvd_seq_err", "retry_exceeded_err", "send_err"):
+        assert after[name] == before[name]
+
+
+def test_an_interface_deleted_under_traffic_is_let_go_and_the_other_one_stays(
+    rxe_hosts: Hosts, controller: Controller
+) -> None:
+    with rxe_pair() as victims:
+        client, server = rxe_hosts
+        controller.start(*(host.target for host in (*victims, *rxe_hosts)))
+        with long_write(victims):
+            sh(f"ip -n {victims[0].netns} link del eth0")
+            labels = [host.target for host in rxe_hosts]
+            poll(
+                lambda: [e["interface"] for e in controller.json("status")["interfaces"]] == labels,
+                "only the living interfaces are attached",
+            )
+        events = [entry["event"] for entry in controller.json("status")["events"]]
+        for host in victims:
+            assert any(f"{host.target} vanished" in event for event in events)
+    observed = Observed(rxe_hosts, controller)
+    reading = observed.run(server, client, "ib_write_bw", "-n", "50", "-s", "65536", *PATIENT)
+    assert_equals_rxe(reading, rxe_hosts)
+    assert_clean(reading, rxe_hosts)
+    assert reading.requests(client, "egress")["messages"] == 50
+
+
+def test_queue_pairs_with_equal_psns_are_paired_right_and_timed(
+    rxe_hosts: Hosts, controller: Controller
+) -> None:
+    """As NCCL's: several queue pairs between two hosts, all of them starting with PSN 0."""
+    client, server = rxe_hosts
+    controller.start(client.target, server.target)
+    observed = Observed(rxe_hosts, controller)
+    with rc_peers(
+        server, client, "--qps", "4", "--psn", "0", "--messages", "150",
+        client_arguments=["--pause-ms", "5"],
+    ) as (serving, calling):  # fmt: skip
+        texts = [calling.wait(60), serving.wait(60)]
+    at_client, at_server = (json.loads(text.splitlines()[0]) for text in texts)
+    reading = observed.reading()
+    assert_equals_rxe(reading, rxe_hosts)
+    assert_clean(reading, rxe_hosts)
+    assert len(reading.rows) == 16
+    for host, pairs in ((client, at_client), (server, at_server)):
+        local_of = {remote: local for local, remote in pairs}
+        remote_of = dict(map(tuple, pairs))
+        for row in reading.of(host, "egress"):
+            assert (row["pair"], row["peer_qpn"]) == ("registry", local_of[row["dqpn"]])
+        for row in reading.of(host, "ingress"):
+            assert (row["pair"], row["peer_qpn"]) == ("registry", remote_of[row["dqpn"]])
+    for row in reading.of(client, "egress"):
+        assert row["messages"] == 150
+        # The first ones pass before the registry is read: those have no certain ACK.
+        assert 50 <= row["rtt_us"]["samples"] <= 150
+        assert 0 < row["rtt_us"]["min"] <= row["rtt_us"]["p50"] <= row["rtt_us"]["max"]
+
+
+def test_the_registry_forgets_no_owner_when_a_process_ends(
+    rxe_hosts: Hosts, controller: Controller
+) -> None:
+    """Who owned a finished flow is still told: that is when people look."""
+    client, server = rxe_hosts
+    controller.start(client.target, server.target)
+    with long_write(rxe_hosts) as (serving, calling, _):
+        poll(lambda: all(row["pid"] for row in rows_of(controller)), "all flows have an owner")
+        calling.wait(60)
+        serving.wait(60)
+    time.sleep(1.5)  # two periods of the agent's own looking
+    rows = rows_of(controller)
+    assert {row["pid"] for row in rows} == {calling.pid, serving.pid}
+    assert {row["command"] for row in rows} == {"ib_write_bw"}
