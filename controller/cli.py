@@ -213,19 +213,21 @@ def detach(ctx: click.Context, interface: str, as_json: bool) -> None:
 def flows(ctx: click.Context, watch: bool, interval_s: float, wide: bool, as_json: bool) -> None:
     """List the flows: who sends what to whom, and what went wrong on the way."""
     from controller.agent import client
-    from controller.observe.snapshot import flow_rows
+    from controller.observe.snapshot import busiest_first, flow_rows
 
     run = _run(ctx)
     while True:
-        rows = flow_rows(client.take_snapshot(run))
+        rows = flow_rows(busiest_first(client.take_snapshot(run)))
         if as_json:
             click.echo(json.dumps({"flows": rows}, indent=None if watch else 2))
         else:
-            from controller.observe.report import flows_table
+            from controller.observe.report import KIND_LEGEND, flows_table
 
             if watch:
                 click.clear()
             click.echo(flows_table(rows, wide=wide))
+            if rows:
+                click.echo(f"\n{KIND_LEGEND}")
         if not watch:
             return
         try:

@@ -284,7 +284,7 @@ class Agent:
             interface=interface.name,
             ifindex=interface.ifindex,
             mode=mode,
-            clsact_is_ours=not hooks.clsact_exists(interface),
+            clsact_is_ours=hooks.needs_own_clsact(interface),
             drops_before=interfaces.drop_counters(
                 interface.netns, interface.name, interface.rdma_device
             ),

@@ -1,8 +1,13 @@
 """Attach and detach the programs of one interface.
 
-Attachments by netlink outlive the process. Ours are known by the names of their
-programs (``stellar_xi_0003``: XDP ingress, port 3) and, on tc, by one handle and
-priority; nothing else is ever replaced or deleted.
+Attachments outlive the process. Ours are known by the names of their programs
+(``stellar_xi_0003``: XDP ingress, port 3) and, on a clsact, by one handle and priority;
+nothing else is ever replaced or deleted.
+
+tc programs go to tcx (kernel 6.6 and newer), where attaching and detaching disturb nothing.
+A clsact qdisc is the way for older kernels: to add or delete one, the kernel deactivates
+the interface's queues for a moment and drops what is sent meanwhile. soft-RoCE from about
+7.x takes the refused packet for a local error, and the queue pair is dead.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
@@ -24,6 +30,7 @@ from controller.errors import ConflictError, StellarError, UnsupportedError
 
 _XDP_FLAGS = {"native": libbpf.XDP_FLAGS_DRV_MODE, "generic": libbpf.XDP_FLAGS_SKB_MODE}
 _XDP_MODE_NAMES = {libbpf.XDP_ATTACHED_DRV: "native", libbpf.XDP_ATTACHED_SKB: "generic"}
+_TCX_HOOKS = {TC_INGRESS: libbpf.BPF_TCX_INGRESS, TC_EGRESS: libbpf.BPF_TCX_EGRESS}
 _TC_PARENTS = {TC_INGRESS: 0xFFFFFFF2, TC_EGRESS: 0xFFFFFFF3}
 # First in line: filters of others that end the classification must not hide packets.
 _TC_PRIORITY = 1
@@ -81,14 +88,23 @@ def check_xdp_free(interface: Interface) -> None:
     in_netns(interface.netns, look)
 
 
-def clsact_exists(interface: Interface) -> bool:
-    """Whether the interface has a clsact qdisc already."""
+def needs_own_clsact(interface: Interface) -> bool:
+    """Whether attaching will create a clsact: the kernel has no tcx, the interface no clsact."""
 
     def look() -> bool:
+        if _has_tcx(interface.ifindex):
+            return False
         with IPRoute() as ipr:
-            return _has_clsact(ipr, interface.ifindex)
+            return not _has_clsact(ipr, interface.ifindex)
 
     return in_netns(interface.netns, look)
+
+
+def _has_tcx(ifindex: int) -> bool:
+    # STELLAR_TC=clsact: the way of older kernels on any kernel, for tests.
+    if os.environ.get("STELLAR_TC") == "clsact":
+        return False
+    return libbpf.tcx_query(ifindex, libbpf.BPF_TCX_EGRESS) is not None
 
 
 def attach(dataplane: Dataplane, attachment: Attachment) -> None:
@@ -108,17 +124,26 @@ def attach(dataplane: Dataplane, attachment: Attachment) -> None:
     def work() -> None:
         try:
             with IPRoute() as ipr:
-                if not _has_clsact(ipr, attachment.ifindex):
+                tcx = _has_tcx(attachment.ifindex)
+                if not tcx and not _has_clsact(ipr, attachment.ifindex):
                     ipr.tc("add", "clsact", index=attachment.ifindex)
                     undo.append(lambda: _remove_clsact(attachment))
+                attach_tc = _attach_tcx if tcx else partial(_attach_tc, ipr)
+                detach_tc = _detach_tcx if tcx else partial(_detach_tc, ipr)
+                undo.append(lambda: _detach_tcx(attachment, TC_INGRESS))
+                undo.append(lambda: _detach_tcx(attachment, TC_EGRESS))
                 if attachment.mode == "tc":
                     _detach_xdp(attachment)
-                    _attach_tc(ipr, dataplane, attachment, TC_INGRESS)
+                    attach_tc(dataplane, attachment, TC_INGRESS)
                 else:
                     _attach_xdp(dataplane, attachment)
-                    _detach_tc(ipr, attachment, TC_INGRESS)
+                    detach_tc(attachment, TC_INGRESS)
                 undo.append(lambda: _detach_xdp(attachment))
-                _attach_tc(ipr, dataplane, attachment, TC_EGRESS)
+                attach_tc(dataplane, attachment, TC_EGRESS)
+                if tcx and _has_clsact(ipr, attachment.ifindex):
+                    # Left by a controller that did not use tcx: each packet would count twice.
+                    for function in _TC_PARENTS:
+                        _detach_tc(ipr, attachment, function)
         except NetlinkError as error:
             raise UnsupportedError(
                 f"tc on {attachment.label}: {os.strerror(error.code)}.",
@@ -196,6 +221,35 @@ def _attach_tc(ipr: IPRoute, dataplane: Dataplane, attachment: Attachment, funct
         os.close(fd)
 
 
+def _our_tcx_program(ifindex: int, function: str) -> int | None:
+    """Descriptor of our program at a tcx hook, None when there is none."""
+    for program_id in libbpf.tcx_query(ifindex, _TCX_HOOKS[function]) or ():
+        if is_ours(_program_name(program_id)):
+            return libbpf.prog_fd_by_id(program_id)
+    return None
+
+
+def _attach_tcx(dataplane: Dataplane, attachment: Attachment, function: str) -> None:
+    old_fd = _our_tcx_program(attachment.ifindex, function)
+    fd = dataplane.load(function, attachment.port)
+    try:
+        libbpf.tcx_attach(attachment.ifindex, fd, _TCX_HOOKS[function], old_fd)
+    finally:
+        os.close(fd)
+        if old_fd is not None:
+            os.close(old_fd)
+
+
+def _detach_tcx(attachment: Attachment, function: str) -> None:
+    fd = _our_tcx_program(attachment.ifindex, function)
+    if fd is None:
+        return
+    try:
+        libbpf.tcx_detach(attachment.ifindex, fd, _TCX_HOOKS[function])
+    finally:
+        os.close(fd)
+
+
 def _detach_xdp(attachment: Attachment) -> None:
     program_id, mode = libbpf.xdp_query(attachment.ifindex)
     if not program_id or not is_ours(_program_name(program_id)):
@@ -239,6 +293,8 @@ def detach(attachment: Attachment) -> None:
     def work() -> None:
         with IPRoute() as ipr:
             _detach_xdp(attachment)
+            for function in _TCX_HOOKS:
+                _detach_tcx(attachment, function)
             if not _has_clsact(ipr, attachment.ifindex):
                 return
             for function in _TC_PARENTS:
@@ -266,6 +322,10 @@ def attached_hooks(attachment: Attachment) -> dict[str, str]:
         program_id, _ = libbpf.xdp_query(attachment.ifindex)
         if program_id and is_ours(name := _program_name(program_id)):
             hooks[XDP_INGRESS] = name
+        for function, hook in _TCX_HOOKS.items():
+            for program_id in libbpf.tcx_query(attachment.ifindex, hook) or ():
+                if is_ours(name := _program_name(program_id)):
+                    hooks[function] = name
         with IPRoute() as ipr:
             if _has_clsact(ipr, attachment.ifindex):
                 for function, parent in _TC_PARENTS.items():

@@ -7,6 +7,7 @@ raises OSError with the kernel's errno.
 from __future__ import annotations
 
 import ctypes as ct
+import errno
 import functools
 import os
 from collections.abc import Callable
@@ -26,6 +27,10 @@ PROG_TYPE_XDP = 6
 BPF_ANY = 0
 BPF_F_LOCK = 4
 BPF_F_XDP_HAS_FRAGS = 1 << 5
+BPF_F_REPLACE = 1 << 2
+BPF_F_BEFORE = 1 << 3
+BPF_TCX_INGRESS = 46
+BPF_TCX_EGRESS = 47
 # linux/if_link.h
 XDP_FLAGS_UPDATE_IF_NOEXIST = 1 << 0
 XDP_FLAGS_SKB_MODE = 1 << 1
@@ -36,6 +41,7 @@ XDP_ATTACHED_DRV = 1
 XDP_ATTACHED_SKB = 2
 
 _LOG_BYTES = 1 << 20
+_MAX_TCX_PROGRAMS = 64  # BPF_MPROG_MAX
 
 
 class _MapCreateOpts(ct.Structure):
@@ -50,6 +56,14 @@ class _MapCreateOpts(ct.Structure):
         ("map_extra", ct.c_uint64),
         ("numa_node", ct.c_uint32),
         ("map_ifindex", ct.c_uint32),
+    ]
+
+
+class _ProgAttachOpts(ct.Structure):
+    _fields_ = [
+        ("sz", ct.c_size_t),
+        ("flags", ct.c_uint32),
+        ("replace_prog_fd", ct.c_int),
     ]
 
 
@@ -391,6 +405,35 @@ def xdp_query(ifindex: int) -> tuple[int, int]:
     opts = _XdpQueryOpts(sz=ct.sizeof(_XdpQueryOpts))
     _check(library().bpf_xdp_query(ifindex, 0, ct.byref(opts)), "XDP query")
     return opts.prog_id or opts.drv_prog_id or opts.skb_prog_id, opts.attach_mode
+
+
+def tcx_query(ifindex: int, attach_type: int) -> list[int] | None:
+    """Program ids at a tcx hook, in order; None where the kernel has no tcx (before 6.6)."""
+    ids = (ct.c_uint32 * _MAX_TCX_PROGRAMS)()
+    count, flags = ct.c_uint32(_MAX_TCX_PROGRAMS), ct.c_uint32(0)
+    # The C name of the first argument is target_fd; in the kernel's union it is the ifindex.
+    result = library().bpf_prog_query(
+        ifindex, attach_type, 0, ct.byref(flags), ids, ct.byref(count)
+    )
+    if result in (-errno.EINVAL, -errno.EOPNOTSUPP):
+        return None
+    if result == -errno.ENOENT:
+        return []
+    _check(result, "tcx query")
+    return list(ids[: count.value])
+
+
+def tcx_attach(ifindex: int, fd: int, attach_type: int, old_fd: int | None = None) -> None:
+    """Attach a program in front of all others at a tcx hook, or in place of `old_fd`."""
+    opts = _ProgAttachOpts(sz=ct.sizeof(_ProgAttachOpts), flags=BPF_F_BEFORE)
+    if old_fd is not None:
+        opts.flags, opts.replace_prog_fd = BPF_F_REPLACE, old_fd
+    _check(library().bpf_prog_attach_opts(fd, ifindex, attach_type, ct.byref(opts)), "tcx")
+
+
+def tcx_detach(ifindex: int, fd: int, attach_type: int) -> None:
+    """Take a program off a tcx hook."""
+    _check(library().bpf_prog_detach2(fd, ifindex, attach_type), "tcx")
 
 
 class RingBuffer:

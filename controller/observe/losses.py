@@ -193,7 +193,7 @@ def _loss(flow: Flow, snapshot: Snapshot, needed: Mapping[int, int], undecided: 
         evidence["host_drop_counters"] = drops
         tail = "more than this host's own drops explain."
     else:
-        tail = "while no drop counter of this host moved: lost in the network or at the peer."
+        tail = "no drop counter of this host moved: lost in the network or at the peer."
     if not naks and not evidence["recovered"]:
         return Verdict(
             flow.name,
@@ -205,5 +205,5 @@ def _loss(flow: Flow, snapshot: Snapshot, needed: Mapping[int, int], undecided: 
             "ACK timeout ran out, as the last packet or its ACK was lost or very late.",
         )
     return Verdict(
-        flow.name, "network_loss", "error", evidence, remedies.NETWORK_LOSS, f"{what}: {tail}"
+        flow.name, "network_loss", "error", evidence, remedies.NETWORK_LOSS, f"{what}; {tail}"
     )

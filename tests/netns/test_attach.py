@@ -203,7 +203,51 @@ def test_a_clsact_of_others_and_their_filters_stay(
     assert a.network_state() == before
 
 
-def test_a_filter_added_to_our_clsact_keeps_it_alive(hosts: Hosts, controller: Controller) -> None:
+def test_no_clsact_is_created_where_the_kernel_has_tcx(
+    hosts: Hosts, controller: Controller
+) -> None:
+    """To add or delete a clsact the kernel drops what the interface sends meanwhile."""
+    a, _ = hosts
+    before = a.sh("tc qdisc show dev eth0")
+    controller.start(a.target)
+    assert a.sh("tc qdisc show dev eth0") == before
+
+
+def test_a_kernel_without_tcx_is_served_by_a_clsact(
+    hosts: Hosts, controller: Controller, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STELLAR_TC", "clsact")
+    a, b = hosts
+    before = a.network_state()
+    controller.start(a.target)
+    assert "stellar_te" in a.sh("tc filter show dev eth0 egress")
+    send(a, b, 0, 30)
+    assert flow(controller.json("flows"), "egress")["packets"] == 30
+    controller.run("stop")
+    assert a.network_state() == before
+
+
+def test_a_controller_with_tcx_takes_over_from_one_with_a_clsact(
+    hosts: Hosts, controller: Controller, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kernel upgrade of a cluster's image: no packet is counted twice."""
+    a, b = hosts
+    before = a.network_state()
+    with monkeypatch.context() as patch:
+        patch.setenv("STELLAR_TC", "clsact")
+        controller.kill(controller.start(a.target))
+    controller.start(a.target)
+    assert "stellar" not in a.sh("tc filter show dev eth0 egress")
+    send(a, b, 0, 30)
+    assert flow(controller.json("flows"), "egress")["packets"] == 30
+    controller.run("stop")
+    assert a.network_state() == before
+
+
+def test_a_filter_added_to_our_clsact_keeps_it_alive(
+    hosts: Hosts, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STELLAR_TC", "clsact")
     a, _ = hosts
     controller.start(a.target)
     a.sh("tc filter add dev eth0 ingress pref 7 protocol ip u32 match u32 0 0 classid 1:1")

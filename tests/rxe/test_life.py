@@ -131,8 +131,10 @@ def test_attaching_and_stopping_under_traffic_leave_the_queue_pair_alone(
         calling.wait(60)
         serving.wait(60)
     after = client.counters()
-    assert after["sent_pkts"] - before["sent_pkts"] == 4000 * 16
-    for name in ("completer_retry_err", "rcvd_seq_err", "retry_exceeded_err", "send_err"):
+    # veth drops what is in its ring when its XDP program goes: RC may have to repeat that.
+    assert after["sent_pkts"] - before["sent_pkts"] >= 4000 * 16
+    # A local send error is fatal for a queue pair of soft-RoCE.
+    for name in ("retry_exceeded_err", "send_err"):
         assert after[name] == before[name]
 
 
