@@ -483,8 +483,8 @@ static __always_inline __u32 infer_peer(const struct roce_packet *packet, __u64 
 static __always_inline void partner_key(struct flow_key *partner, const struct flow_key *key,
 					__u32 peer_qpn)
 {
-	__builtin_memcpy(partner->saddr, key->daddr, 16);
-	__builtin_memcpy(partner->daddr, key->saddr, 16);
+	copy_address(partner->saddr, key->daddr);
+	copy_address(partner->daddr, key->saddr);
 	partner->dqpn = peer_qpn;
 	partner->port = key->port;
 	partner->direction = PARTNER_DIRECTION(key->direction);
@@ -678,7 +678,7 @@ static __always_inline struct roce_packet *packet_take(__u32 port, __u32 directi
 
 	packet = packet_in_hand.lookup(&zero);
 	if (packet) {
-		__builtin_memset(packet, 0, sizeof(*packet));
+		__builtin_memset(packet, 0, ROCE_PACKET_CLEARED);
 		packet->key.port = port;
 		packet->key.direction = direction;
 	}

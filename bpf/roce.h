@@ -147,25 +147,31 @@ struct bth {
 
 struct roce_packet {
 	struct flow_key key; /* port and direction are the caller's */
+	/* What not every packet has: cleared by packet_take(). */
+	struct {
+		__u32 read_len;	  /* RETH DMA length of a READ request */
+		__u32 source_qpn; /* of the DETH */
+		__u16 vlan_tci;	  /* of the outer tag */
+		__u8 tags;
+		__u8 has_aeth;
+		__u8 syndrome; /* of the AETH */
+		__u8 cut;      /* the frame is shorter than its IP length says */
+		__u8 rare;     /* has FECN, BECN, a tag or a source QPN, or is cut */
+		__u8 pad;
+	};
+	/* What the parser sets in every RoCEv2 packet. */
 	__u32 psn;
 	__u32 wire_len; /* link header + IP length */
 	__u32 payload_len;
-	__u32 read_len;	  /* RETH DMA length of a READ request */
-	__u32 source_qpn; /* DETH, else 0 */
 	__u16 sport;
-	__u16 vlan_tci;
 	__u8 opcode;
 	__u8 operation;
 	__u8 transport;
-	__u8 syndrome; /* AETH, when has_aeth */
-	__u8 has_aeth;
 	__u8 ack_request;
 	__u8 fecn;
 	__u8 becn;
 	__u8 traffic_class; /* IPv4 ToS / IPv6 traffic class: DSCP << 2 | ECN */
-	__u8 tags;
-	__u8 rare;	   /* has FECN, BECN, a tag or a source QPN, or is cut */
-	__u8 cut;	   /* the frame is shorter than its IP length says */
+	__u8 pads[3];
 	__u32 ip_len;	   /* IP header and all behind it */
 	__u32 l4_len;	   /* UDP header and all behind it, as IP tells */
 	__u32 l4_offset;   /* of the UDP header */
@@ -176,24 +182,44 @@ struct roce_packet {
 	__u64 captured_ns; /* replay only: the capture's time stamp */
 };
 
+/* The part that packet_take() clears: key and optional members. */
+#define ROCE_PACKET_CLEARED __builtin_offsetof(struct roce_packet, psn)
+
 struct cursor {
 	void *at;
 	void *end;
 };
 
-static __always_inline __u32 be24(const __u8 *bytes)
+/* One load a number, whatever its address: the kernels that RDMA hosts run allow it (the
+ * verifier refuses where they do not), and byte by byte it is six times the instructions. */
+static __always_inline __u32 be32(const void *at)
 {
-	return (__u32)bytes[0] << 16 | (__u32)bytes[1] << 8 | bytes[2];
+	return bpf_ntohl(*(const __u32 *)at);
 }
 
-static __always_inline __u16 be16(const __u8 *bytes)
+static __always_inline __u16 be16(const void *at)
 {
-	return (__u16)bytes[0] << 8 | bytes[1];
+	return bpf_ntohs(*(const __u16 *)at);
 }
 
-static __always_inline __u32 be32(const __u8 *bytes)
+/* The low three of four bytes. */
+static __always_inline __u32 be24(const void *at)
 {
-	return (__u32)be16(bytes) << 16 | be16(bytes + 2);
+	return be32(at) & 0xffffff;
+}
+
+static __always_inline void copy_address(__u8 *to, const __u8 *from)
+{
+	((__u64 *)to)[0] = ((const __u64 *)from)[0];
+	((__u64 *)to)[1] = ((const __u64 *)from)[1];
+}
+
+/* ::ffff:a.b.c.d */
+static __always_inline void map_ipv4(__u8 *to, const __u8 *from)
+{
+	((__u64 *)to)[0] = 0;
+	((__u32 *)to)[2] = bpf_htonl(0xffff);
+	((__u32 *)to)[3] = *(const __u32 *)from;
 }
 
 static __always_inline int parse_ethernet(struct cursor *cursor, struct roce_packet *packet,
@@ -242,10 +268,8 @@ static __always_inline int parse_ipv4(struct cursor *cursor, struct roce_packet 
 	if (be16(header + 6) & 0x3fff)
 		return REASON_IP_FRAGMENT;
 	packet->traffic_class = header[1];
-	packet->key.saddr[10] = packet->key.saddr[11] = 0xff;
-	packet->key.daddr[10] = packet->key.daddr[11] = 0xff;
-	__builtin_memcpy(packet->key.saddr + 12, header + 12, 4);
-	__builtin_memcpy(packet->key.daddr + 12, header + 16, 4);
+	map_ipv4(packet->key.saddr, header + 12);
+	map_ipv4(packet->key.daddr, header + 16);
 	*l4_len = *ip_len - header_len;
 	cursor->at = header + header_len;
 	return 0;
@@ -270,8 +294,8 @@ static __always_inline int parse_ipv6(struct cursor *cursor, struct roce_packet 
 	*l4_len = be16(header + 4);
 	*ip_len = *l4_len + 40;
 	packet->traffic_class = header[0] << 4 | header[1] >> 4;
-	__builtin_memcpy(packet->key.saddr, header + 8, 16);
-	__builtin_memcpy(packet->key.daddr, header + 24, 16);
+	copy_address(packet->key.saddr, header + 8);
+	copy_address(packet->key.daddr, header + 24);
 	next = header[6];
 	cursor->at = header + 40;
 
@@ -388,9 +412,9 @@ static __always_inline int parse_transport(struct cursor *cursor, struct roce_pa
 	packet->transport = transport = bth->opcode >> 5;
 	packet->fecn = bth->ecn >> 7;
 	packet->becn = bth->ecn >> 6 & 1;
-	packet->key.dqpn = be24(bth->dqpn);
+	packet->key.dqpn = be24(&bth->ecn);
 	packet->ack_request = bth->ack_request >> 7;
-	packet->psn = be24(bth->psn);
+	packet->psn = be24(&bth->ack_request);
 
 	if (bth->opcode == OPCODE_CNP) {
 		packet->leading_len = 0;
@@ -420,7 +444,7 @@ static __always_inline int parse_transport(struct cursor *cursor, struct roce_pa
 	if (transport == TRANSPORT_UD || transport == TRANSPORT_RD) {
 		extension = (void *)(bth + 1) + (transport == TRANSPORT_RD ? 4 : 0);
 		if (!IN_SET(OPS_RESPONSE, operation) && (void *)(extension + 8) <= cursor->end)
-			packet->source_qpn = be24(extension + 5);
+			packet->source_qpn = be24(extension + 4);
 	}
 	return 0;
 }

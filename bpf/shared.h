@@ -92,7 +92,7 @@ struct flow_key {
 	__u16 port; /* number of the attached interface: ifindex is not unique across namespaces */
 	__u8 direction; /* enum direction */
 	__u8 pad;
-};
+} __attribute__((aligned(8))); /* so that copies go by eight bytes */
 
 struct psn_gap {
 	__u32 start;
