@@ -304,11 +304,8 @@ class Agent:
             self._save()
             raise
         self._note(f"attached to {attachment.label} ({interface.kind}, {attachment.mode})")
-        if interface.kind == "bypass":
-            self._note(
-                f"{attachment.label} belongs to the hardware RNIC {interface.rdma_device}: its "
-                "RDMA packets bypass the kernel and are NOT seen here"
-            )
+        for caution in interfaces.cautions(interface, attachment.mode):
+            self._note(f"{attachment.label}: {caution}")
 
     def _save(self) -> None:
         assert self._dataplane is not None
@@ -434,6 +431,7 @@ class Agent:
             "kind": interface.kind,
             "mode": attachment.mode,
             "rdma_device": interface.rdma_device,
+            "cautions": interfaces.cautions(interface, attachment.mode),
             "mtu_bytes": interface.mtu_bytes,
             "addresses": list(interface.addresses),
             "drops": {

@@ -42,6 +42,7 @@ class Interface:
     kind: str
     rdma_device: str
     addresses: tuple[str, ...]
+    link_kind: str = ""
 
     @property
     def label(self) -> str:
@@ -135,7 +136,7 @@ def inspect(netns: str, name: str) -> Interface:
         No such namespace or interface, or not an Ethernet one.
     """
 
-    def look() -> tuple[int, int, bool, int, tuple[str, ...]]:
+    def look() -> tuple[int, int, bool, int, tuple[str, ...], str]:
         with IPRoute() as ipr:
             links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
             link = links.get(name)
@@ -146,6 +147,7 @@ def inspect(netns: str, name: str) -> Interface:
                     f"there are: {', '.join(sorted(links))}.",
                     "Correct the name, or name the namespace: -i NETNS:IF.",
                 )
+            info = link.get_attr("IFLA_LINKINFO")
             addresses = tuple(
                 str(address.get_attr("IFA_ADDRESS"))
                 for address in ipr.get_addr(index=link["index"])
@@ -156,10 +158,11 @@ def inspect(netns: str, name: str) -> Interface:
                 bool(link["flags"] & 1),
                 link["ifi_type"],
                 addresses,
+                info.get_attr("IFLA_INFO_KIND") if info else "",
             )
 
     label = f"{netns}:{name}" if netns else name
-    ifindex, mtu_bytes, is_up, link_type, addresses = _ask_kernel(netns, label, look)
+    ifindex, mtu_bytes, is_up, link_type, addresses, link_kind = _ask_kernel(netns, label, look)
     if link_type not in (_ARPHRD_ETHER, _ARPHRD_LOOPBACK):
         raise UsageError(
             f"Interface {label} has link type {link_type}, not Ethernet (1).",
@@ -171,8 +174,34 @@ def inspect(netns: str, name: str) -> Interface:
     else:
         kind, device = ("software" if bound[0].is_virtual else "bypass"), bound[0].device
     return Interface(
-        netns, name, netns_inode(netns), ifindex, mtu_bytes, is_up, kind, device, addresses
+        netns=netns,
+        name=name,
+        netns_inode=netns_inode(netns),
+        ifindex=ifindex,
+        mtu_bytes=mtu_bytes,
+        is_up=is_up,
+        kind=kind,
+        rdma_device=device,
+        addresses=addresses,
+        link_kind=link_kind,
     )
+
+
+def cautions(interface: Interface, mode: str) -> list[str]:
+    """What a user should know about observing this interface in this mode."""
+    result = []
+    if interface.kind == "bypass":
+        result.append(
+            f"belongs to the hardware RNIC {interface.rdma_device}: its RDMA packets bypass the "
+            "kernel and are NOT seen here; mirror the port and use `controller analyze`"
+        )
+    if interface.link_kind == "veth" and mode == "native":
+        # veth_xmit() of Linux; seen to kill rxe queue pairs, see docs/counters.md.
+        result.append(
+            "native XDP lets the veth's other end queue 256 packets only and drops more, unless "
+            "that end has a qdisc (pfifo, fq): for many queue pairs give it one, or use --mode tc"
+        )
+    return result
 
 
 def still_there(netns: str, inode: int, ifindex: int) -> bool:

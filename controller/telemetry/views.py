@@ -58,6 +58,7 @@ def status_text(answer: Mapping[str, Any]) -> str:
         lines.append("")
         lines.append(f"{entry['interface']}  {entry['kind']} ({_KIND_NOTES[entry['kind']]})")
         lines.append(f"  ingress hook {entry['mode']}, MTU {entry['mtu_bytes']}{device}")
+        lines += [_wrapped(f"note: {caution}", "  ") for caution in entry["cautions"]]
         for direction, frames in entry["frames"].items():
             seen = ", ".join(
                 f"{reason.replace('_', ' ')} {count}" for reason, count in frames.items()

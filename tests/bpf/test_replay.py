@@ -312,6 +312,11 @@ def test_a_pcapng_without_ethernet_is_an_error(tmp_path: Path) -> None:
         (gzip.compress(b"text"), "not a capture"),
         (gzip.compress(gzip.compress(b"text")), "not a capture"),
     ],
+    ids=[
+        "empty", "half a magic number", "magic number alone", "cut pcap header",
+        "cut pcapng magic", "cut pcapng section", "text", "half a gzip magic", "broken gzip",
+        "empty gzip", "gzipped text", "text gzipped twice",
+    ],
 )  # fmt: skip
 def test_what_is_no_capture_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "no.pcap"
