@@ -54,7 +54,7 @@ def _print_json(document: Any) -> None:
 )
 @click.pass_context
 def cli(ctx: click.Context, run_dir: Path) -> None:
-    r"""Stellar: see and steer the RoCEv2 traffic of AI training jobs on this host.
+    """Stellar: see and steer the RoCEv2 traffic of AI training jobs on this host.
 
     \b
     First steps:
@@ -63,7 +63,7 @@ def cli(ctx: click.Context, run_dir: Path) -> None:
       sudo controller flows               what the flows do
       sudo controller explain FLOW        what is wrong with one of them
       controller analyze FILE.pcap        the same for a capture
-    """
+    """  # noqa: D301 - \b tells click to keep the lines
     ctx.obj = run_dir
 
 

@@ -106,6 +106,8 @@ class Agent:
         self._run = run
         self._config = config
         self._ports: dict[int, PortState] = {}
+        # Left by an earlier controller and not adopted yet: still ours to clean up.
+        self._leftovers: list[Attachment] = []
         self._guard = threading.RLock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopping = threading.Event()
@@ -133,9 +135,17 @@ class Agent:
             for key, entry in wanted.items():
                 if entry.mode != "tc":
                     hooks.check_xdp_free(found[key])
-            self._dataplane = self._load(previous)
             leftovers = self._living(previous)
+            if not wanted and not leftovers:
+                raise UsageError(
+                    "No interface is named, and no earlier controller left one.",
+                    "Name it: controller start -i [NETNS:]IF (`ip link` lists them), or "
+                    "[[interface]] in --config FILE.",
+                )
+            self._dataplane = self._load(previous)
+            self._leftovers = list(leftovers)
             for attachment in leftovers:
+                self._leftovers.remove(attachment)
                 key = (attachment.netns, attachment.interface)
                 if key in wanted:
                     attachment.mode = wanted[key].mode
@@ -205,13 +215,14 @@ class Agent:
             self._server = None
         with self._guard:
             failed: list[Attachment] = []
-            for port in list(self._ports.values()):
+            for attachment in [p.attachment for p in self._ports.values()] + self._leftovers:
                 try:
-                    hooks.detach(port.attachment)
+                    hooks.detach(attachment)
                 except StellarError as error:
                     log.error("%s", error)
-                    failed.append(port.attachment)
+                    failed.append(attachment)
             self._ports.clear()
+            self._leftovers.clear()
             if self._ring:
                 self._ring.close()
                 self._ring = None
@@ -310,7 +321,7 @@ class Agent:
     def _save(self) -> None:
         assert self._dataplane is not None
         attachments = [port.attachment for port in self._ports.values()]
-        self._run.write_state(State(attachments, self._dataplane.map_ids))
+        self._run.write_state(State(attachments + self._leftovers, self._dataplane.map_ids))
 
     def _forget(self, port: PortState) -> None:
         """Clean up after a port whose interface is detached or gone."""

@@ -43,6 +43,12 @@ def test_an_unknown_target_is_named(
     assert hosts[0].network_state() == before
 
 
+def test_a_start_without_any_interface_says_how_to_name_one(controller: Controller) -> None:
+    code, text = refused(controller, "start")
+    assert code == 2
+    assert "-i [NETNS:]IF" in text
+
+
 def test_an_unknown_mode_lists_the_known_ones(controller: Controller) -> None:
     code, text = refused(controller, "start", "-i", "eth0", "--mode", "fast")
     assert code == 2

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -29,9 +28,9 @@ def rxe_kernel() -> None:
         )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rxe_hosts(rxe_kernel: None) -> Iterator[tuple[RxeHost, RxeHost]]:
-    """Two hosts with soft-RoCE on one veth."""
+    """Two hosts with soft-RoCE on one veth; `observed` has its controller on them."""
     with rxe_pair() as hosts:
         yield hosts
 
@@ -43,28 +42,26 @@ def switched_hosts(rxe_kernel: None) -> Iterator[tuple[Switch, list[RxeHost]]]:
         yield result
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run directory of the module's controller."""
-    return tmp_path_factory.mktemp("controller") / "run"
-
-
-@pytest.fixture(scope="module")
-def observed(rxe_hosts: tuple[RxeHost, RxeHost], run_dir: Path) -> Iterator[Observed]:
-    """The pair with a controller on both hosts."""
-    yield from _observe(rxe_hosts, run_dir)
+@pytest.fixture(scope="session")
+def observed(
+    rxe_hosts: tuple[RxeHost, RxeHost], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Observed]:
+    """The pair with a controller on both hosts, started once: it takes seconds."""
+    yield from _observe(rxe_hosts, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def observed_switched(
-    switched_hosts: tuple[Switch, list[RxeHost]], run_dir: Path
+    switched_hosts: tuple[Switch, list[RxeHost]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Observed]:
     """The switched hosts with a controller on all of them; the switch is not observed."""
-    yield from _observe(switched_hosts[1], run_dir)
+    yield from _observe(switched_hosts[1], tmp_path_factory)
 
 
-def _observe(hosts: tuple[RxeHost, ...] | list[RxeHost], run_dir: Path) -> Iterator[Observed]:
-    controller = Controller(run_dir)
+def _observe(
+    hosts: Sequence[RxeHost], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Observed]:
+    controller = Controller(tmp_path_factory.mktemp("controller") / "run")
     try:
         controller.start(*(host.target for host in hosts))
         yield Observed(hosts, controller)

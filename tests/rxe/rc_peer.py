@@ -1,10 +1,10 @@
 """One side of some RC queue pairs, for what perftest cannot do.
 
 Chosen first PSNs (all queue pairs start with the same one), receives that are posted late,
-one message in flight or all of them, a pause behind the first one. Runs as a program in a host's namespace:
-``rc_peer.py DEVICE GID_INDEX PORT [--connect ADDRESS] [options]``; the side that connects sends.
-Prints its queue pair numbers as JSON once they are connected, ``first`` when the first message of
-each is complete, and ``done`` at the end.
+one message in flight or all of them, a pause behind the first one. A program, run in a host's
+namespace: ``rc_peer.py DEVICE GID_INDEX PORT [--connect ADDRESS] [options]``; the side that
+connects sends. Prints its queue pair numbers as JSON once they are connected, ``first`` when the
+first message of each is complete, and ``done`` at the end.
 """
 
 from __future__ import annotations
@@ -138,6 +138,7 @@ def main() -> None:
     for qp, remote in zip(qps, peer["qpns"], strict=True):
         route = GlobalRoute(dgid=GID(peer["gid"]), sgid_index=arguments.gid_index, hop_limit=64)
         attributes = QPAttr(port_num=1)
+        attributes.qp_access_flags = access
         attributes.dest_qp_num = remote
         attributes.path_mtu = enums.IBV_MTU_4096
         attributes.rq_psn = attributes.sq_psn = arguments.psn

@@ -29,6 +29,13 @@ Hosts = tuple[RxeHost, RxeHost]
 MESSAGES = 1500  # about two seconds of work
 
 
+@pytest.fixture(scope="module")
+def hosts(rxe_kernel: None) -> Iterator[Hosts]:
+    """Two hosts of these tests' own: controllers come and go here."""
+    with rxe_pair() as pair:
+        yield pair
+
+
 @pytest.fixture
 def controller(tmp_path: Path) -> Iterator[Controller]:
     """A controller that is not started yet; stopped afterwards."""
@@ -63,17 +70,21 @@ def long_write(
 
 
 def test_flows_belong_to_the_processes_that_own_their_queue_pairs(
-    rxe_hosts: Hosts, controller: Controller
+    observed: Observed, rxe_hosts: Hosts
 ) -> None:
     client, server = rxe_hosts
-    controller.start(client.target, server.target)
     with long_write(rxe_hosts) as (serving, calling, _):
         listed = {host: host.queue_pairs() for host in rxe_hosts}
+        qpns = {entry["lqpn"] for entries in listed.values() for entry in entries}
+
+        def rows_now() -> list[dict[str, Any]]:
+            return [row for row in rows_of(observed.controller) if row["dqpn"] in qpns]
+
         poll(
-            lambda: {row["pair"] for row in rows_of(controller)} == {"registry"},
+            lambda: {row["pair"] for row in rows_now()} == {"registry"},
             "all flows are paired by the registry",
         )
-        rows = rows_of(controller)
+        rows = rows_now()
         calling.wait(60)
         serving.wait(60)
     assert len(rows) == 4  # requests and answers, at two hosts
@@ -87,16 +98,20 @@ def test_flows_belong_to_the_processes_that_own_their_queue_pairs(
         local, remote = queue_pair["lqpn"], queue_pair["rqpn"]
         expected = (remote, local) if row["direction"] == "egress" else (local, remote)
         assert (row["dqpn"], row["peer_qpn"]) == expected
+    # Who owned a finished flow is still told: that is when people look.
+    time.sleep(1.5)  # more than a period of the agent's own looking
+    assert {row["pid"] for row in rows_now()} == {calling.pid, serving.pid}
+    observed.reading()
 
 
 def test_a_killed_controller_is_picked_up_without_losing_a_packet(
-    rxe_hosts: Hosts, controller: Controller
+    hosts: Hosts, controller: Controller
 ) -> None:
-    client, server = rxe_hosts
-    networks = [host.network_state() for host in rxe_hosts]
+    client, server = hosts
+    networks = [host.network_state() for host in hosts]
     first = controller.start(client.target, server.target)
-    observed = Observed(rxe_hosts, controller)
-    with long_write(rxe_hosts) as (serving, calling, before):
+    observed = Observed(hosts, controller)
+    with long_write(hosts) as (serving, calling, before):
         controller.kill(first)
         count = client.counters()["sent_pkts"] - before["sent_pkts"]
         poll(moved(client, before, count + 500), "packets flow without a controller", 30)
@@ -106,21 +121,21 @@ def test_a_killed_controller_is_picked_up_without_losing_a_packet(
         calling.wait(60)
         serving.wait(60)
     reading = observed.reading()
-    assert_equals_rxe(reading, rxe_hosts)
-    assert_clean(reading, rxe_hosts)
+    assert_equals_rxe(reading, hosts)
+    assert_clean(reading, hosts)
     assert reading.requests(client, "egress")["packets"] == MESSAGES * 16
     assert reading.requests(server, "ingress")["messages"] == MESSAGES
     events = [entry["event"] for entry in controller.json("status")["events"]]
     assert any("adopted" in event for event in events)
     controller.run("stop")
-    assert [host.network_state() for host in rxe_hosts] == networks
+    assert [host.network_state() for host in hosts] == networks
 
 
 def test_attaching_and_stopping_under_traffic_leave_the_queue_pair_alone(
-    rxe_hosts: Hosts, controller: Controller
+    hosts: Hosts, controller: Controller
 ) -> None:
-    client, server = rxe_hosts
-    networks = [host.network_state() for host in rxe_hosts]
+    client, server = hosts
+    networks = [host.network_state() for host in hosts]
     controller.start(server.target)
     before = client.counters()
     # For eight seconds, however fast the machine is.
@@ -131,7 +146,7 @@ def test_attaching_and_stopping_under_traffic_leave_the_queue_pair_alone(
         poll(lambda: len(rows_of(controller)) == 4, "both hosts see both directions")
         controller.run("stop")
         assert calling.process.poll() is None, "the tool should still be at work"
-        assert [host.network_state() for host in rxe_hosts] == networks
+        assert [host.network_state() for host in hosts] == networks
         count = client.counters()["sent_pkts"] - before["sent_pkts"]
         poll(moved(client, before, count + 100), "packets flow on", 30)
         calling.wait(60)
@@ -144,14 +159,14 @@ def test_attaching_and_stopping_under_traffic_leave_the_queue_pair_alone(
 
 
 def test_an_interface_deleted_under_traffic_is_let_go_and_the_other_one_stays(
-    rxe_hosts: Hosts, controller: Controller
+    hosts: Hosts, controller: Controller
 ) -> None:
     with rxe_pair() as victims:
-        client, server = rxe_hosts
-        controller.start(*(host.target for host in (*victims, *rxe_hosts)))
+        client, server = hosts
+        controller.start(*(host.target for host in (*victims, *hosts)))
         with long_write(victims):
             sh(f"ip -n {victims[0].netns} link del eth0")
-            labels = [host.target for host in rxe_hosts]
+            labels = [host.target for host in hosts]
             poll(
                 lambda: [e["interface"] for e in controller.json("status")["interfaces"]] == labels,
                 "only the living interfaces are attached",
@@ -159,20 +174,18 @@ def test_an_interface_deleted_under_traffic_is_let_go_and_the_other_one_stays(
         events = [entry["event"] for entry in controller.json("status")["events"]]
         for host in victims:
             assert any(f"{host.target} vanished" in event for event in events)
-    observed = Observed(rxe_hosts, controller)
+    observed = Observed(hosts, controller)
     reading = observed.run(server, client, "ib_write_bw", "-n", "50", "-s", "65536", *PATIENT)
-    assert_equals_rxe(reading, rxe_hosts)
-    assert_clean(reading, rxe_hosts)
+    assert_equals_rxe(reading, hosts)
+    assert_clean(reading, hosts)
     assert reading.requests(client, "egress")["messages"] == 50
 
 
 def test_queue_pairs_with_equal_psns_are_paired_right_and_timed(
-    rxe_hosts: Hosts, controller: Controller
+    observed: Observed, rxe_hosts: Hosts
 ) -> None:
     """As NCCL's: several queue pairs between two hosts, all of them starting with PSN 0."""
     client, server = rxe_hosts
-    controller.start(client.target, server.target)
-    observed = Observed(rxe_hosts, controller)
     with rc_peers(
         server, client, "--qps", "4", "--psn", "0", "--messages", "150",
         client_arguments=["--pause-ms", "5"],
@@ -197,48 +210,34 @@ def test_queue_pairs_with_equal_psns_are_paired_right_and_timed(
         assert 0 < row["rtt_us"]["min"] <= row["rtt_us"]["p50"] <= row["rtt_us"]["max"]
 
 
-def test_the_registry_forgets_no_owner_when_a_process_ends(
-    rxe_hosts: Hosts, controller: Controller
-) -> None:
-    """Who owned a finished flow is still told: that is when people look."""
-    client, server = rxe_hosts
-    controller.start(client.target, server.target)
-    with long_write(rxe_hosts) as (serving, calling, _):
-        poll(lambda: all(row["pid"] for row in rows_of(controller)), "all flows have an owner")
-        calling.wait(60)
-        serving.wait(60)
-    time.sleep(1.5)  # two periods of the agent's own looking
-    rows = rows_of(controller)
-    assert {row["pid"] for row in rows} == {calling.pid, serving.pid}
-    assert {row["command"] for row in rows} == {"ib_write_bw"}
-
-
-@pytest.mark.parametrize(
-    ("mode", "qdisc"), [("tc", ""), ("native", "pfifo limit 2000")], ids=["tc", "native-qdisc"]
-)
-def test_eight_queue_pairs_at_full_speed_survive_being_watched(
-    rxe_hosts: Hosts, controller: Controller, mode: str, qdisc: str
-) -> None:
-    """More packets in flight than the 256 of a veth's XDP ring.
+def write_with_eight_queue_pairs(observed: Observed) -> None:
+    """More packets in flight than the 256 of a veth's XDP ring: all must arrive.
 
     When the ring is full, a veth without a qdisc (the other end's!) drops, and soft-RoCE
-    takes that for a local error that kills the queue pair. A qdisc holds the packets back;
-    the tc hook has no ring.
+    takes that for a local error that kills the queue pair.
     """
-    client, server = rxe_hosts
-    controller.start(client.target, server.target, extra=("--mode", mode))
-    try:
-        for host in rxe_hosts if qdisc else ():
-            sh(f"tc -n {host.netns} qdisc add dev eth0 root {qdisc}")
-        observed = Observed(rxe_hosts, controller)
-        reading = observed.run(
-            server, client, "ib_write_bw", "-q", "8", "-n", "150", "-s", "65536", "-m", "4096",
-            *PATIENT,
-        )  # fmt: skip
-    finally:
-        for host in rxe_hosts if qdisc else ():
-            sh(f"tc -n {host.netns} qdisc del dev eth0 root")
-    assert_equals_rxe(reading, rxe_hosts)
+    client, server = observed.hosts
+    tool = ("ib_write_bw", "-q", "8", "-n", "150", "-s", "65536", "-m", "4096", *PATIENT)
+    reading = observed.run(server, client, *tool)
+    assert_equals_rxe(reading, observed.hosts)
     assert reading.rxe[client.netns]["send_err"] == 0
-    flows = reading.of(client, "egress")
-    assert [flow["messages"] for flow in flows] == [150] * 8
+    assert [flow["messages"] for flow in reading.of(client, "egress")] == [150] * 8
+
+
+def test_eight_queue_pairs_survive_native_xdp_when_the_veths_have_a_qdisc(
+    observed: Observed, rxe_hosts: Hosts
+) -> None:
+    for host in rxe_hosts:
+        sh(f"tc -n {host.netns} qdisc add dev eth0 root pfifo limit 2000")
+    try:
+        write_with_eight_queue_pairs(observed)
+    finally:
+        for host in rxe_hosts:
+            sh(f"tc -n {host.netns} qdisc del dev eth0 root")
+
+
+def test_eight_queue_pairs_survive_the_tc_hook_without_a_qdisc(
+    hosts: Hosts, controller: Controller
+) -> None:
+    controller.start(*(host.target for host in hosts), extra=("--mode", "tc"))
+    write_with_eight_queue_pairs(Observed(hosts, controller))

@@ -149,7 +149,8 @@ def test_drops_of_the_senders_own_qdisc_are_not_the_networks(
             f"tc -n {client.netns} filter add dev eth0 parent 1: protocol ip prio 1 u32 "
             "match ip protocol 17 0xff match ip dport 4791 0xffff flowid 1:2"
         )
-        reading = observed_switched.run(server, client, *WRITE)
+        # -u 14: 67 ms, to repair what no NAK tells of
+        reading = observed_switched.run(server, client, *WRITE, "-u", "14")
         sent = reading.requests(client, "egress")
         found = explain(observed_switched, sent["flow"])
     finally:
