@@ -30,12 +30,20 @@ from controller.dataplane.attachment import Attachment
 from controller.dataplane.interfaces import Interface
 from controller.dataplane.layout import Direction
 from controller.dataplane.loader import Dataplane, compile_dataplane
-from controller.errors import ConflictError, PrivilegeError, StellarError, UsageError
+from controller.dataplane.shim import kernel_version
+from controller.errors import (
+    ConflictError,
+    PrivilegeError,
+    StellarError,
+    UnsupportedError,
+    UsageError,
+)
 from controller.observe.registry import pair_entries, parse_queue_pairs
 from controller.observe.snapshot import QueuePair
 
 log = logging.getLogger("stellar.agent")
 
+MIN_KERNEL = (5, 18)
 _WATCH_PERIOD_S = 1.0
 # A queue pair is listed a moment before its first packet; many flows start together.
 _REGISTRY_DELAY_S = 0.02
@@ -65,6 +73,21 @@ def require_privileges() -> None:
         raise PrivilegeError(
             f"The controller runs as uid {os.geteuid()}; attaching BPF programs needs root.",
             "Use sudo. (`controller analyze` and `controller doctor` tell more.)",
+        )
+
+
+def require_kernel(release: str | None = None) -> None:
+    """Raise UnsupportedError on a kernel that cannot run the programs.
+
+    Ring buffer 5.8, coarse clock 5.11, multi-buffer XDP 5.18. Default: the running one.
+    """
+    found = kernel_version(release)
+    if found < MIN_KERNEL:
+        raise UnsupportedError(
+            f"This kernel is {found[0]}.{found[1]}; {MIN_KERNEL[0]}.{MIN_KERNEL[1]} or newer is "
+            "needed (multi-buffer XDP).",
+            "Use a newer kernel. `controller analyze` needs one, too; in the lab kernel all "
+            "works: scripts/lab run -- COMMAND.",
         )
 
 
@@ -126,6 +149,7 @@ class Agent:
     def start(self) -> None:
         """Load, attach (or adopt) and begin to serve. On failure nothing stays attached."""
         require_privileges()
+        require_kernel()
         self._run.create()
         self._run.lock()
         try:

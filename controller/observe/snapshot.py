@@ -252,9 +252,9 @@ def _addresses(column: np.ndarray) -> list[str]:
     return result
 
 
-def _rtts(stats: np.ndarray) -> list[dict[str, float] | None]:
+def _rtts(stats: np.ndarray) -> list[dict[str, Any] | None]:
     """Round trips in us of each flow, None where none was measured."""
-    result: list[dict[str, float] | None] = [None] * len(stats)
+    result: list[Any] = [None] * len(stats)
     measured = np.flatnonzero(stats["rtt_count"])
     if not len(measured):
         return result
@@ -276,7 +276,16 @@ def _rtts(stats: np.ndarray) -> list[dict[str, float] | None]:
     ):
         result[index] = {
             "samples": count, "min": low, "mean": mean, "p50": p50, "p99": p99, "max": high,
+            "histogram": [],
         }  # fmt: skip
+    bounds_us = (layout.rtt_bucket_bounds_ns() / 1e3).tolist()
+    histograms = stats["rtt_hist"][measured]
+    places, buckets = np.nonzero(histograms)
+    for index, bucket, samples in zip(
+        measured[places].tolist(), buckets.tolist(), histograms[places, buckets].tolist(),
+        strict=True,
+    ):  # fmt: skip
+        result[index]["histogram"].append([bounds_us[bucket], samples])
     return result
 
 

@@ -51,9 +51,9 @@ def moved(host: RxeHost, before: dict[str, int], packets: int) -> Callable[[], b
     return lambda: host.counters()["sent_pkts"] - before["sent_pkts"] >= packets
 
 
-def rows_of(controller: Controller, qpn: int | None = None) -> list[dict[str, Any]]:
+def rows_of(controller: Controller) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = controller.json("flows")["flows"]
-    return [row for row in rows if qpn is None or row["dqpn"] == qpn]
+    return rows
 
 
 @contextmanager
