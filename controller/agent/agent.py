@@ -340,7 +340,7 @@ class Agent:
             raise
         self._note(f"attached to {attachment.label} ({interface.kind}, {attachment.mode})")
         for caution in interfaces.cautions(interface, attachment.mode):
-            self._note(f"{attachment.label}: {caution}")
+            log.warning("%s: %s", attachment.label, caution)  # and in `status`, as long as it holds
 
     def _save(self) -> None:
         assert self._dataplane is not None

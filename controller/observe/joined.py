@@ -77,6 +77,18 @@ class Flow:
         return any(row["transport"] in _ORDERED for row in self.rows)
 
     @property
+    def came_through(self) -> bool:
+        """Whether both ends are observed and every packet of both directions arrived."""
+        return self.opposite is not None and all(
+            len(sent := flow.counts_at("egress")) == 1 and sent == flow.counts_at("ingress")
+            for flow in (self, self.opposite)
+        )
+
+    def counts_at(self, direction: str) -> list[int]:
+        """Packets at each observation point of this direction."""
+        return [int(row["packets"]) for row in self.rows if row["direction"] == direction]
+
+    @property
     def dscp(self) -> list[int]:
         """All DSCPs seen."""
         return sorted({dscp for row in self.rows for dscp in row["dscp"]})

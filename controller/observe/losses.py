@@ -194,6 +194,17 @@ def _loss(flow: Flow, snapshot: Snapshot, needed: Mapping[int, int], undecided: 
         tail = "more than this host's own drops explain."
     else:
         tail = "no drop counter of this host moved: lost in the network or at the peer."
+    if not naks and not evidence["recovered"] and flow.came_through:
+        return Verdict(
+            flow.name,
+            "ack_timeout",
+            "warning",
+            evidence,
+            remedies.ACK_TIMEOUT,
+            f"{duplicates} of {flow.requests} requests sent again without a NAK, though every "
+            "packet of both directions arrived: nothing was lost, the ACK came later than the "
+            "queue pair's timeout.",
+        )
     if not naks and not evidence["recovered"]:
         return Verdict(
             flow.name,

@@ -15,6 +15,11 @@ TIMEOUT_LOSS = (
     "for NAKs. Without drops the responder is late: raise the QP timeout (NCCL_IB_TIMEOUT, "
     "default 20 = 4 s), and look for PFC pauses on the way back."
 )
+ACK_TIMEOUT = (
+    "Raise the QP timeout (NCCL_IB_TIMEOUT, default 20 = 4 s; perftest -u, default 14 = 67 ms) "
+    "above the worst round trip. If that is long already, find what keeps the responder from "
+    "its work: too few CPUs for soft-RoCE, PFC pauses, a full receive queue."
+)
 HOST_DROPS = (
     "Mend the host first: grow the ring (`ethtool -G IF rx MAX`) or the qdisc's limit that "
     "the counters name, let the receiving CPUs keep up (IRQ affinity, RPS), and check the "

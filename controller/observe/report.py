@@ -30,7 +30,8 @@ _KIND_LETTERS = {
     "other": "o",
 }
 KIND_LEGEND = (
-    "kinds: S send, W write, R read, r read response, A atomic, a its answer, k ACK, n NAK, c CNP"
+    "kinds: S send, W write, R read, r read response, A atomic, a its answer,\n"
+    "       k ACK, n NAK, c CNP, o other"
 )
 
 

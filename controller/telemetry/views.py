@@ -58,7 +58,6 @@ def status_text(answer: Mapping[str, Any]) -> str:
         lines.append("")
         lines.append(f"{entry['interface']}  {entry['kind']} ({_KIND_NOTES[entry['kind']]})")
         lines.append(f"  ingress hook {entry['mode']}, MTU {entry['mtu_bytes']}{device}")
-        lines += [_wrapped(f"note: {caution}", "  ") for caution in entry["cautions"]]
         for direction, frames in entry["frames"].items():
             seen = ", ".join(
                 f"{reason.replace('_', ' ')} {count}" for reason, count in frames.items()
@@ -73,6 +72,12 @@ def status_text(answer: Mapping[str, Any]) -> str:
                 f"  idle flows taken out of the table: {entry['retired_flows']} "
                 f"({entry['retired_packets']} packets)"
             )
+    cautions: dict[str, list[str]] = {}
+    for entry in answer["interfaces"]:
+        for caution in entry["cautions"]:
+            cautions.setdefault(caution, []).append(entry["interface"])
+    for caution, names in cautions.items():
+        lines += ["", _wrapped(f"note on {', '.join(names)}: {caution}", "")]
     if answer["events"]:
         lines.append("")
         lines.append("last events")

@@ -154,6 +154,25 @@ def test_retransmission_without_a_nak_is_a_timeout_and_only_a_warning() -> None:
     assert names(reading) == {"network_loss": 1}
 
 
+def test_repetition_of_what_arrived_at_both_ends_is_a_late_ack_and_no_loss() -> None:
+    """Sender and receiver are observed, and every packet of both directions came through."""
+    out, into = Direction.EGRESS, Direction.INGRESS
+    ports = {0: Port(0, "eth0"), 1: Port(1, "eth1")}
+    both_ends = [
+        flow(port=0, direction=out, duplicates=4),
+        flow(port=1, direction=into, duplicates=4),
+        answers(port=1, direction=out),
+        answers(port=0, direction=into),
+    ]
+    verdict = only(snapshot(*both_ends, ports=ports), "ack_timeout")
+    assert verdict.severity == "warning"
+    assert "nothing was lost" in verdict.summary and "NCCL_IB_TIMEOUT" in verdict.remedy
+    assert names(snapshot(*both_ends, ports=ports)) == {"ack_timeout": 1}
+    # One ACK less at the sender: it may have been that one which was waited for.
+    both_ends[3] = answers(port=0, direction=into, kinds={"ack": 49})
+    assert names(snapshot(*both_ends, ports=ports)) == {"network_loss": 1}
+
+
 def test_losses_that_the_hosts_drop_counters_cover_are_host_drops() -> None:
     flows = flow(duplicates=7), answers(kinds={"ack": 50, "nak": 2}, naks={"psn_sequence": 2})
     reading = snapshot(*flows, drops={"qdisc": 2, "rx_errors": 0})
