@@ -7,6 +7,7 @@ Exit status: 0 done; 1 failed; 2 wrong usage or configuration; 3 privilege missi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -118,8 +119,8 @@ def start(
 
 
 @cli.command()
-@click.option("--timeout", "timeout_s", default=30.0, show_default=True,
-              help="Seconds to wait for the end.")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, 86400), default=30.0,
+              show_default=True, help="Seconds to wait for the end.")  # fmt: skip
 @_JSON
 @click.pass_context
 def stop(ctx: click.Context, timeout_s: float, as_json: bool) -> None:
@@ -205,7 +206,7 @@ def detach(ctx: click.Context, interface: str, as_json: bool) -> None:
 
 @cli.command()
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), default=1.0,
+@click.option("--interval", "interval_s", type=click.FloatRange(0.1, 86400), default=1.0,
               show_default=True, help="Seconds between two refreshes.")  # fmt: skip
 @click.option("--wide", is_flag=True, help="More columns than fit 80 characters.")
 @_JSON
@@ -216,28 +217,26 @@ def flows(ctx: click.Context, watch: bool, interval_s: float, wide: bool, as_jso
     from controller.observe.snapshot import busiest_first, flow_rows
 
     run = _run(ctx)
-    while True:
-        rows = flow_rows(busiest_first(client.take_snapshot(run)))
-        if as_json:
-            click.echo(json.dumps({"flows": rows}, indent=None if watch else 2))
-        else:
-            from controller.observe.report import KIND_LEGEND, flows_table
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end --watch
+        while True:
+            rows = flow_rows(busiest_first(client.take_snapshot(run)))
+            if as_json:
+                click.echo(json.dumps({"flows": rows}, indent=None if watch else 2))
+            else:
+                from controller.observe.report import KIND_LEGEND, flows_table
 
-            if watch:
-                click.clear()
-            click.echo(flows_table(rows, wide=wide))
-            if rows:
-                click.echo(f"\n{KIND_LEGEND}")
-        if not watch:
-            return
-        try:
+                if watch:
+                    click.clear()
+                click.echo(flows_table(rows, wide=wide))
+                if rows:
+                    click.echo(f"\n{KIND_LEGEND}")
+            if not watch:
+                return
             time.sleep(interval_s)
-        except KeyboardInterrupt:
-            return
 
 
 @cli.command()
-@click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), default=1.0,
+@click.option("--interval", "interval_s", type=click.FloatRange(0.1, 86400), default=1.0,
               show_default=True, help="Seconds between two refreshes.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), help="End after so many refreshes.")
 @_JSON

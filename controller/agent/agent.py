@@ -15,10 +15,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from controller import __version__
 from controller.agent.control import ControlServer
@@ -152,14 +154,17 @@ class Agent:
         require_kernel()
         self._run.create()
         self._run.lock()
+        # From here on a signal must not leave half of it attached: run() sees it and ends.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._request_stop())
         try:
             previous = self._run.read_state()
             wanted = {(entry.netns, entry.name): entry for entry in self._config.interfaces}
             found = {key: interfaces.inspect(*key) for key in wanted}
-            for key, entry in wanted.items():
-                if entry.mode != "tc":
-                    hooks.check_xdp_free(found[key])
             leftovers = self._living(previous)
+            taken = {(a.netns, a.interface) for a in leftovers}
+            for key, entry in wanted.items():
+                hooks.check_free(found[key], entry.mode, adopting=key in taken)
             if not wanted and not leftovers:
                 raise UsageError(
                     "No interface is named, and no earlier controller left one.",
@@ -168,13 +173,14 @@ class Agent:
                 )
             self._dataplane = self._load(previous)
             self._leftovers = list(leftovers)
+            self._drop_flows_except({attachment.port for attachment in leftovers})
             for attachment in leftovers:
-                self._leftovers.remove(attachment)
                 key = (attachment.netns, attachment.interface)
                 if key in wanted:
                     attachment.mode = wanted[key].mode
-                self._attach(attachment, found.get(key) or interfaces.inspect(*key))
-            taken = {(a.netns, a.interface) for a in leftovers}
+                interface = found.get(key) or interfaces.inspect(*key)
+                self._leftovers.remove(attachment)
+                self._attach(attachment, interface)
             for key, entry in wanted.items():
                 if key not in taken:
                     self._attach_new(found[key], entry.mode)
@@ -196,8 +202,6 @@ class Agent:
 
     def run(self) -> None:
         """Serve until `stop` or a signal; then detach everything."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._request_stop())
         notify_systemd("READY=1")
         assert self._ring is not None
         watch_s = expiry_s = inspect_s = time.monotonic()
@@ -241,8 +245,11 @@ class Agent:
             failed: list[Attachment] = []
             for attachment in [p.attachment for p in self._ports.values()] + self._leftovers:
                 try:
-                    hooks.detach(attachment)
-                except StellarError as error:
+                    if interfaces.still_there(
+                        attachment.netns, attachment.netns_inode, attachment.ifindex
+                    ):
+                        hooks.detach(attachment)
+                except (StellarError, OSError) as error:
                     log.error("%s", error)
                     failed.append(attachment)
             self._ports.clear()
@@ -349,13 +356,16 @@ class Agent:
 
     def _forget(self, port: PortState) -> None:
         """Clean up after a port whose interface is detached or gone."""
-        number = port.attachment.port
-        fd = self._maps["flows"]
-        keys, _ = tables.read_flows(fd)
-        for key in keys[keys["port"] == number]:
-            tables.take_flow(fd, key)
-        del self._ports[number]
+        del self._ports[port.attachment.port]
+        self._drop_flows_except(self._ports.keys())
         self._save()
+
+    def _drop_flows_except(self, numbers: Collection[int]) -> None:
+        """Forget the flows of ports that are no more: the next one to get a number starts at 0."""
+        keys, _ = tables.read_flows(self._maps["flows"])
+        for key in keys[~np.isin(keys["port"], list(numbers))]:
+            tables.take_flow(self._maps["flows"], key)
+            libbpf.map_delete(self._maps["pairs"], key.tobytes())
 
     def _note(self, text: str) -> None:
         log.info("%s", text)
@@ -517,7 +527,8 @@ class Agent:
                 "queue_pairs": [
                     asdict(qp) for port in self._ports.values() for qp in port.queue_pairs.values()
                 ],
-            }, [self._maps["flows"]]
+                # A copy, as shutdown() may close ours before this one is on its way.
+            }, [os.dup(self._maps["flows"])]
 
     def _target(self, arguments: Mapping[str, Any]) -> InterfaceConfig:
         return InterfaceConfig.parse(
@@ -540,8 +551,7 @@ class Agent:
                     "Detach it first to change its mode.",
                 )
             interface = interfaces.inspect(entry.netns, entry.name)
-            if entry.mode != "tc":
-                hooks.check_xdp_free(interface)
+            hooks.check_free(interface, entry.mode)
             attachment = self._attach_new(interface, entry.mode)
             return {"attached": self._describe(self._ports[attachment.port])}, []
 

@@ -26,7 +26,8 @@ REQUEST_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
 _MAX_FDS = 8
 
-# A handler gets the request's arguments and gives the answer and descriptors to pass on.
+# A handler gets the request's arguments and gives the answer and descriptors to pass on;
+# these are closed afterwards.
 Handler = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], list[int]]]
 
 
@@ -87,7 +88,10 @@ def _serve(connection: socket.socket, handlers: Mapping[str, Handler]) -> None:
         try:
             document = json.loads(request)
             handler = handlers[document["command"]]
-            answer, fds = handler(document.get("arguments", {}))
+            try:
+                answer, fds = handler(document.get("arguments", {}))
+            except OSError as error:
+                raise StellarError(f"{document['command']} failed: {error}.") from error
         except StellarError as error:
             answer = {
                 "error": error.message,
@@ -106,6 +110,8 @@ def _serve(connection: socket.socket, handlers: Mapping[str, Handler]) -> None:
     except OSError:
         pass  # the client went away; it has nothing of ours
     finally:
+        for fd in fds:
+            os.close(fd)
         connection.close()
 
 
@@ -131,16 +137,29 @@ def request(
     NotRunningError
         Nobody answers there.
     StellarError
-        What the controller reports.
+        What the controller reports, or it does not answer in time.
     """
-    document = {"command": command, "arguments": dict(arguments or {})}
+    try:
+        answer, fds = _exchange(path, {"command": command, "arguments": dict(arguments or {})})
+    except OSError as error:
+        raise StellarError(
+            f"The controller at {path.parent} cannot be asked: {error}.",
+            "Look at its log; it may be stopped or overloaded.",
+        ) from error
+    if "error" in answer:
+        kind_of_error = getattr(errors, str(answer.get("type")), StellarError)
+        raise kind_of_error(answer["error"], answer.get("remedy", ""))
+    return answer, fds
+
+
+def _exchange(path: Path, document: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
     parts: list[bytes] = []
     fds: list[int] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_TIMEOUT_S)
         try:
             connection.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError) as error:
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
             raise NotRunningError(
                 f"No controller runs at {path.parent}.",
                 "Start one: controller start -i NETNS:IF; another directory: --run-dir.",
@@ -169,7 +188,4 @@ def request(
         raise NotRunningError(
             "The controller ended before it answered.", "Look at its log, then start it again."
         ) from error
-    if "error" in answer:
-        kind_of_error = getattr(errors, str(answer.get("type")), StellarError)
-        raise kind_of_error(answer["error"], answer.get("remedy", ""))
     return answer, fds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -46,7 +47,8 @@ def run_foreground(run: RunDirectory, config: Config, ready_fd: int | None = Non
 
 
 def _tell(fd: int, document: dict[str, Any]) -> None:
-    os.write(fd, json.dumps(document).encode() + b"\n")
+    with contextlib.suppress(OSError):  # nobody waits any more
+        os.write(fd, json.dumps(document).encode() + b"\n")
 
 
 def run_detached(run: RunDirectory, arguments: Sequence[str]) -> int:
@@ -60,7 +62,7 @@ def run_detached(run: RunDirectory, arguments: Sequence[str]) -> int:
     require_privileges()
     run.create()
     read_fd, write_fd = os.pipe()
-    log_fd = os.open(run.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    log_fd = os.open(run.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         process = subprocess.Popen(
             [
@@ -81,6 +83,9 @@ def run_detached(run: RunDirectory, arguments: Sequence[str]) -> int:
     try:
         ready, _, _ = select.select([read_fd], [], [], _START_TIMEOUT_S)
         line = os.read(read_fd, 65536) if ready else b""
+    except KeyboardInterrupt:
+        process.terminate()
+        raise
     finally:
         os.close(read_fd)
     if not line:

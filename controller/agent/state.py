@@ -15,8 +15,11 @@ from typing import Any
 
 from controller.dataplane import layout
 from controller.dataplane.attachment import Attachment
-from controller.errors import ConflictError, PrivilegeError, StellarError
+from controller.errors import ConflictError, PrivilegeError, StellarError, UsageError
 
+# sun_path of unix(7), with its closing zero.
+_MAX_SOCKET_PATH_BYTES = 107
+_FILES = {"state.json", "state.new", "control.sock", "controller.log", "lock"}
 DEFAULT_RUN_DIRECTORY = Path("/run/stellar")
 
 
@@ -54,7 +57,14 @@ class RunDirectory:
         ------
         PrivilegeError
             It cannot be created, or belongs to somebody else.
+        UsageError
+            Its name is too long, or it is in use for something else.
         """
+        if len(os.fsencode(self.socket_path.resolve())) > _MAX_SOCKET_PATH_BYTES:
+            raise UsageError(
+                f"Run directory {self.path} has too long a name for a socket in it.",
+                "Name another one with --run-dir.",
+            )
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self.path.stat()
@@ -64,7 +74,14 @@ class RunDirectory:
                     f"{os.geteuid()}.",
                     "Name another one with --run-dir.",
                 )
-            self.path.chmod(0o700)
+            if status.st_mode & 0o077:
+                # Another's directory (--run-dir /tmp) must not be closed to its users.
+                if {entry.name for entry in self.path.iterdir()} - _FILES:
+                    raise UsageError(
+                        f"Run directory {self.path} is open to others and holds other files.",
+                        "Name an own one with --run-dir; it is created when it does not exist.",
+                    )
+                self.path.chmod(0o700)
         except OSError as error:
             raise PrivilegeError(
                 f"Run directory {self.path} cannot be created: {error.strerror}.",
@@ -117,7 +134,7 @@ class RunDirectory:
             )
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StellarError(
                 f"State file {self.state_path} is damaged: {error!r}.",
                 "Look what is attached (`ip link`, `tc filter show`), then delete the file.",

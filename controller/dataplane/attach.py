@@ -12,10 +12,11 @@ the interface's queues for a moment and drops what is sent meanwhile. soft-RoCE 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 
 from pyroute2 import IPRoute
@@ -26,7 +27,7 @@ from controller.dataplane.attachment import Attachment
 from controller.dataplane.interfaces import Interface
 from controller.dataplane.loader import KERNEL_NAMES, TC_EGRESS, TC_INGRESS, XDP_INGRESS, Dataplane
 from controller.dataplane.netns import in_netns
-from controller.errors import ConflictError, StellarError, UnsupportedError
+from controller.errors import ConflictError, StellarError, UnsupportedError, UsageError
 
 _XDP_FLAGS = {"native": libbpf.XDP_FLAGS_DRV_MODE, "generic": libbpf.XDP_FLAGS_SKB_MODE}
 _XDP_MODE_NAMES = {libbpf.XDP_ATTACHED_DRV: "native", libbpf.XDP_ATTACHED_SKB: "generic"}
@@ -70,22 +71,34 @@ def _filter_names(ipr: IPRoute, ifindex: int, parent: int) -> list[tuple[int, in
     return found
 
 
-def check_xdp_free(interface: Interface) -> None:
-    """Raise ConflictError when somebody else's XDP program is on the interface."""
+def check_free(interface: Interface, mode: str, adopting: bool = False) -> None:
+    """Raise ConflictError when somebody else's programs are on the interface.
+
+    Programs of Stellar count as somebody else's unless they are to be adopted: another
+    controller, with a run directory of its own, observes this interface.
+    """
 
     def look() -> None:
-        program_id, mode = libbpf.xdp_query(interface.ifindex)
-        if not program_id:
+        if not adopting and (hooks := _our_hooks(interface.ifindex)):
+            raise ConflictError(
+                f"Interface {interface.label} carries {', '.join(sorted(hooks.values()))} of "
+                "another controller.",
+                "Stop that one: controller --run-dir ITS-DIRECTORY stop. If its directory is lost, "
+                "`bpftool net` shows and detaches the programs.",
+            )
+        program_id, xdp_mode = libbpf.xdp_query(interface.ifindex)
+        if not program_id or mode == "tc":
             return
         name = _program_name(program_id)
         if not is_ours(name):
             raise ConflictError(
                 f"Interface {interface.label} carries the XDP program {name!r} (id {program_id}, "
-                f"{_XDP_MODE_NAMES.get(mode, 'offloaded')}) of somebody else.",
+                f"{_XDP_MODE_NAMES.get(xdp_mode, 'offloaded')}) of somebody else.",
                 "Detach that program, or observe this interface with --mode tc.",
             )
 
-    in_netns(interface.netns, look)
+    with _failures_explained(interface.label):
+        in_netns(interface.netns, look)
 
 
 def needs_own_clsact(interface: Interface) -> bool:
@@ -97,7 +110,8 @@ def needs_own_clsact(interface: Interface) -> bool:
         with IPRoute() as ipr:
             return not _has_clsact(ipr, interface.ifindex)
 
-    return in_netns(interface.netns, look)
+    with _failures_explained(interface.label):
+        return in_netns(interface.netns, look)
 
 
 def _has_tcx(ifindex: int) -> bool:
@@ -110,7 +124,7 @@ def _has_tcx(ifindex: int) -> bool:
 def attach(dataplane: Dataplane, attachment: Attachment) -> None:
     """Attach the programs, or swap them in place of an earlier controller's.
 
-    On failure whatever this call attached is taken off again.
+    On failure everything of ours is taken off again.
 
     Raises
     ------
@@ -119,43 +133,54 @@ def attach(dataplane: Dataplane, attachment: Attachment) -> None:
     UnsupportedError
         The driver or kernel cannot do what `attachment.mode` asks.
     """
-    undo: list[Callable[[], None]] = []
+    created_clsact = False
 
     def work() -> None:
+        nonlocal created_clsact
         try:
             with IPRoute() as ipr:
                 tcx = _has_tcx(attachment.ifindex)
                 if not tcx and not _has_clsact(ipr, attachment.ifindex):
                     ipr.tc("add", "clsact", index=attachment.ifindex)
-                    undo.append(lambda: _remove_clsact(attachment))
+                    created_clsact = True
                 attach_tc = _attach_tcx if tcx else partial(_attach_tc, ipr)
                 detach_tc = _detach_tcx if tcx else partial(_detach_tc, ipr)
-                undo.append(lambda: _detach_tcx(attachment, TC_INGRESS))
-                undo.append(lambda: _detach_tcx(attachment, TC_EGRESS))
                 if attachment.mode == "tc":
                     _detach_xdp(attachment)
                     attach_tc(dataplane, attachment, TC_INGRESS)
                 else:
                     _attach_xdp(dataplane, attachment)
                     detach_tc(attachment, TC_INGRESS)
-                undo.append(lambda: _detach_xdp(attachment))
                 attach_tc(dataplane, attachment, TC_EGRESS)
                 if tcx and _has_clsact(ipr, attachment.ifindex):
                     # Left by a controller that did not use tcx: each packet would count twice.
                     for function in _TC_PARENTS:
                         _detach_tc(ipr, attachment, function)
-        except NetlinkError as error:
-            raise UnsupportedError(
-                f"tc on {attachment.label}: {os.strerror(error.code)}.",
-                "The kernel needs clsact and cls_bpf (CONFIG_NET_SCH_INGRESS, "
-                "CONFIG_NET_CLS_BPF); see `controller doctor`.",
-            ) from error
         except BaseException:
-            for step in reversed(undo):
-                step()
+            # What made attaching fail may stop this, too; the first error is the one to tell.
+            with contextlib.suppress(NetlinkError, OSError):
+                _take_off(attachment, created_clsact or attachment.clsact_is_ours)
             raise
 
-    in_netns(attachment.netns, work)
+    with _failures_explained(attachment.label):
+        in_netns(attachment.netns, work)
+
+
+@contextlib.contextmanager
+def _failures_explained(label: str) -> Iterator[None]:
+    """Turns what the kernel refuses into a StellarError."""
+    try:
+        yield
+    except (NetlinkError, OSError) as error:
+        code = error.code if isinstance(error, NetlinkError) else error.errno
+        text = f"tc: {os.strerror(code or 0)}" if isinstance(error, NetlinkError) else str(error)
+        if code in (errno.ENODEV, errno.ENXIO):
+            raise UsageError(f"Interface {label} was deleted meanwhile.") from error
+        raise UnsupportedError(
+            f"Attaching to {label} is refused: {text}.",
+            "The kernel needs tcx, or clsact and cls_bpf (CONFIG_NET_SCH_INGRESS, "
+            "CONFIG_NET_CLS_BPF); see `controller doctor`.",
+        ) from error
 
 
 def _attach_xdp(dataplane: Dataplane, attachment: Attachment) -> None:
@@ -287,23 +312,23 @@ def _remove_clsact(attachment: Attachment) -> None:
         ipr.tc("del", "clsact", index=attachment.ifindex)
 
 
+def _take_off(attachment: Attachment, clsact_is_ours: bool) -> None:
+    with IPRoute() as ipr:
+        _detach_xdp(attachment)
+        for function in _TCX_HOOKS:
+            _detach_tcx(attachment, function)
+        if not _has_clsact(ipr, attachment.ifindex):
+            return
+        for function in _TC_PARENTS:
+            _detach_tc(ipr, attachment, function)
+    if clsact_is_ours:
+        _remove_clsact(attachment)
+
+
 def detach(attachment: Attachment) -> None:
     """Take everything of ours off the interface; what is not there is no error."""
-
-    def work() -> None:
-        with IPRoute() as ipr:
-            _detach_xdp(attachment)
-            for function in _TCX_HOOKS:
-                _detach_tcx(attachment, function)
-            if not _has_clsact(ipr, attachment.ifindex):
-                return
-            for function in _TC_PARENTS:
-                _detach_tc(ipr, attachment, function)
-        if attachment.clsact_is_ours:
-            _remove_clsact(attachment)
-
     try:
-        in_netns(attachment.netns, work)
+        in_netns(attachment.netns, lambda: _take_off(attachment, attachment.clsact_is_ours))
     except (NetlinkError, OSError) as error:
         code = error.code if isinstance(error, NetlinkError) else error.errno
         if code in (errno.ENODEV, errno.EINVAL, errno.ENOENT, errno.ENXIO):
@@ -316,22 +341,22 @@ def detach(attachment: Attachment) -> None:
 
 def attached_hooks(attachment: Attachment) -> dict[str, str]:
     """Hook -> program name of ours that is attached there now."""
+    return in_netns(attachment.netns, lambda: _our_hooks(attachment.ifindex))
 
-    def look() -> dict[str, str]:
-        hooks = {}
-        program_id, _ = libbpf.xdp_query(attachment.ifindex)
-        if program_id and is_ours(name := _program_name(program_id)):
-            hooks[XDP_INGRESS] = name
-        for function, hook in _TCX_HOOKS.items():
-            for program_id in libbpf.tcx_query(attachment.ifindex, hook) or ():
-                if is_ours(name := _program_name(program_id)):
-                    hooks[function] = name
-        with IPRoute() as ipr:
-            if _has_clsact(ipr, attachment.ifindex):
-                for function, parent in _TC_PARENTS.items():
-                    for _, _, name in _filter_names(ipr, attachment.ifindex, parent):
-                        if is_ours(name):
-                            hooks[function] = name
-        return hooks
 
-    return in_netns(attachment.netns, look)
+def _our_hooks(ifindex: int) -> dict[str, str]:
+    hooks = {}
+    program_id, _ = libbpf.xdp_query(ifindex)
+    if program_id and is_ours(name := _program_name(program_id)):
+        hooks[XDP_INGRESS] = name
+    for function, hook in _TCX_HOOKS.items():
+        for program_id in libbpf.tcx_query(ifindex, hook) or ():
+            if is_ours(name := _program_name(program_id)):
+                hooks[function] = name
+    with IPRoute() as ipr:
+        if _has_clsact(ipr, ifindex):
+            for function, parent in _TC_PARENTS.items():
+                for _, _, name in _filter_names(ipr, ifindex, parent):
+                    if is_ours(name):
+                        hooks[function] = name
+    return hooks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,7 +15,9 @@ MODES = ("native", "generic", "tc")
 def parse_target(text: str) -> tuple[str, str]:
     """``NETNS:IF`` or ``IF`` -> (namespace, interface); "" is the current namespace."""
     netns, separator, name = text.rpartition(":")
-    if not name or (separator and not netns):
+    # A namespace is a file of that name in /run/netns.
+    is_file_name = netns not in (".", "..") and "/" not in netns and len(os.fsencode(netns)) < 256
+    if not name or (separator and not netns) or not is_file_name or "\0" in text:
         raise UsageError(
             f"Interface {text!r} is not of the form IF or NETNS:IF.", "Example: -i host1:eth0"
         )

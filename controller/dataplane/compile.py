@@ -116,6 +116,7 @@ def compile_programs(
         text=True,
         check=False,
         cwd="/",
+        process_group=0,  # Ctrl-C is for the controller
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     if result.returncode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import sys
 import termios
@@ -109,7 +110,7 @@ def rates_table(rates: list[dict[str, Any]], flows: int) -> Table:
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
     """Gives a function that waits some seconds and tells whether `q` was pressed."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
 
         def sleep(seconds: float) -> bool:
             time.sleep(seconds)
@@ -125,7 +126,8 @@ def _keys() -> Iterator[Callable[[float], bool]]:
         deadline_s = time.monotonic() + seconds
         while (left_s := deadline_s - time.monotonic()) > 0:
             ready, _, _ = select.select([fd], [], [], left_s)
-            if ready and sys.stdin.read(1) in ("q", "Q"):
+            # Not sys.stdin: its buffer would keep what was typed together.
+            if ready and set(os.read(fd, 64)) & set(b"qQ"):
                 return True
         return False
 

@@ -46,9 +46,13 @@ def _wrapped(text: str, indent: str) -> str:
 def status_text(answer: Mapping[str, Any]) -> str:
     """The `status` answer of an agent, at most 80 columns wide."""
     lines = [
-        f"controller {answer['version']}, pid {answer['pid']}, up "
-        f"{human_duration(answer['uptime_s'])}, {human_bytes(answer['resident_bytes'])} resident"
-        + (", adopted an earlier one's flows" if answer["adopted"] else ""),
+        _wrapped(
+            f"controller {answer['version']}, pid {answer['pid']}, up "
+            f"{human_duration(answer['uptime_s'])}, "
+            f"{human_bytes(answer['resident_bytes'])} resident"
+            + (", adopted an earlier one's flows" if answer["adopted"] else ""),
+            "",
+        ),
         f"flows {answer['flows']} of {answer['max_flows']}",
     ]
     if not answer["interfaces"]:
@@ -56,7 +60,9 @@ def status_text(answer: Mapping[str, Any]) -> str:
     for entry in answer["interfaces"]:
         device = f", {entry['rdma_device']}" if entry["rdma_device"] else ""
         lines.append("")
-        lines.append(f"{entry['interface']}  {entry['kind']} ({_KIND_NOTES[entry['kind']]})")
+        lines.append(
+            _wrapped(f"{entry['interface']}  {entry['kind']} ({_KIND_NOTES[entry['kind']]})", "")
+        )
         lines.append(f"  ingress hook {entry['mode']}, MTU {entry['mtu_bytes']}{device}")
         for direction, frames in entry["frames"].items():
             seen = ", ".join(
