@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from controller import __version__
-from controller.errors import InputError, NotRunningError, StellarError
+from controller.errors import InputError, StellarError
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON (a stable interface).")
 
@@ -128,21 +128,9 @@ def stop(ctx: click.Context, timeout_s: float, as_json: bool) -> None:
 
     Works after a crash, too, and twice in a row; touches nothing of others.
     """
-    from controller.agent import agent, client
+    from controller.agent import agent
 
-    run = _run(ctx)
-    was_running = True
-    try:
-        answer = client.ask(run, "stop")
-        labels = list(answer["detaching"])
-        if not agent.wait_for_end(int(answer["pid"]), timeout_s):
-            raise StellarError(
-                f"The controller (pid {answer['pid']}) did not end within {timeout_s:g} s.",
-                f"Its log may tell why: {run.log_path}. Then: kill -9, and stop again.",
-            )
-    except NotRunningError:
-        was_running = False
-        labels = agent.clean_up(run)
+    was_running, labels = agent.end(_run(ctx), timeout_s)
     if as_json:
         _print_json({"was_running": was_running, "detached": labels})
     elif was_running:

@@ -130,5 +130,7 @@ class Controller:
     def close(self) -> None:
         self.run("stop", check=False)
         for pid in self._started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            # By then its number may be another process's.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if str(self.run_dir) in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)

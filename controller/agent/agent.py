@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from controller import __version__
-from controller.agent.control import ControlServer
+from controller.agent.control import ControlServer, request
 from controller.agent.state import RunDirectory, State
 from controller.config import Config, InterfaceConfig
 from controller.dataplane import attach as hooks
@@ -35,6 +35,7 @@ from controller.dataplane.loader import Dataplane, compile_dataplane
 from controller.dataplane.shim import kernel_version
 from controller.errors import (
     ConflictError,
+    NotRunningError,
     PrivilegeError,
     StellarError,
     UnsupportedError,
@@ -249,6 +250,8 @@ class Agent:
                         attachment.netns, attachment.netns_inode, attachment.ifindex
                     ):
                         hooks.detach(attachment)
+                    elif self._dataplane:
+                        hooks.detach_moved(attachment, self._dataplane.map_ids.values())
                 except (StellarError, OSError) as error:
                     log.error("%s", error)
                     failed.append(attachment)
@@ -310,6 +313,8 @@ class Agent:
                 living.append(attachment)
             else:
                 self._note(f"{attachment.label} of an earlier controller is gone")
+                if previous:
+                    hooks.detach_moved(attachment, previous.map_ids.values())
         return living
 
     def _attach_new(self, interface: Interface, mode: str) -> Attachment:
@@ -428,7 +433,13 @@ class Agent:
             if not interfaces.still_there(
                 attachment.netns, attachment.netns_inode, attachment.ifindex
             ):
-                self._note(f"{attachment.label} vanished; its flows are dropped")
+                assert self._dataplane is not None
+                place = hooks.detach_moved(attachment, self._dataplane.map_ids.values())
+                self._note(
+                    f"{attachment.label} "
+                    + (f"moved to {place}" if place else "vanished")
+                    + "; its flows are dropped"
+                )
                 self._forget(port)
 
     def _inspect(self) -> None:
@@ -587,17 +598,55 @@ def clean_up(run: RunDirectory, progress: Callable[[str], None] = lambda _: None
         return []
     run.lock()
     try:
-        state = run.read_state()
+        state = run.read_state() or State()
         cleaned = []
-        for attachment in state.attachments if state else []:
+        for attachment in state.attachments:
             if interfaces.still_there(attachment.netns, attachment.netns_inode, attachment.ifindex):
                 progress(attachment.label)
                 hooks.detach(attachment)
                 cleaned.append(attachment.label)
+            elif place := hooks.detach_moved(attachment, state.map_ids.values()):
+                cleaned.append(place)
         run.remove_state()
         return cleaned
     finally:
         run.unlock()
+
+
+def end(run: RunDirectory, timeout_s: float) -> tuple[bool, list[str]]:
+    """End the controller of a run directory, or clean up after a dead one.
+
+    Returns
+    -------
+    tuple
+        Whether one ran, and the interfaces that it was taken off.
+
+    Raises
+    ------
+    ConflictError
+        One is alive there, but answers nothing within `timeout_s`.
+    StellarError
+        It did not end within `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            left_s = max(0.1, deadline_s - time.monotonic())
+            answer, _ = request(run.socket_path, "stop", timeout_s=left_s)
+            break
+        except NotRunningError:
+            try:
+                return False, clean_up(run)
+            except ConflictError:  # it is starting, or ending already
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(0.1)
+    if not wait_for_end(int(answer["pid"]), deadline_s - time.monotonic()):
+        raise StellarError(
+            f"The controller (pid {answer['pid']}) did not end within {timeout_s:g} s.",
+            f"Its log may tell why: {run.log_path}. Then: kill -9, and stop again.",
+        )
+    return True, list(answer["detaching"])
 
 
 def wait_for_end(pid: int, timeout_s: float) -> bool:

@@ -25,6 +25,7 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 REQUEST_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0
 _MAX_FDS = 8
+_ENDED, _LOOK = "The controller ended before it answered.", "Look at its log, then start it again."
 
 # A handler gets the request's arguments and gives the answer and descriptors to pass on;
 # these are closed afterwards.
@@ -128,7 +129,10 @@ def _read_line(connection: socket.socket, limit: int) -> bytes:
 
 
 def request(
-    path: Path, command: str, arguments: Mapping[str, Any] | None = None
+    path: Path,
+    command: str,
+    arguments: Mapping[str, Any] | None = None,
+    timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> tuple[dict[str, Any], list[int]]:
     """Ask the controller behind `path`; returns the answer and passed descriptors.
 
@@ -140,7 +144,10 @@ def request(
         What the controller reports, or it does not answer in time.
     """
     try:
-        answer, fds = _exchange(path, {"command": command, "arguments": dict(arguments or {})})
+        document = {"command": command, "arguments": dict(arguments or {})}
+        answer, fds = _exchange(path, document, timeout_s)
+    except ConnectionError as error:
+        raise NotRunningError(_ENDED, _LOOK) from error
     except OSError as error:
         raise StellarError(
             f"The controller at {path.parent} cannot be asked: {error}.",
@@ -152,11 +159,13 @@ def request(
     return answer, fds
 
 
-def _exchange(path: Path, document: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]]:
+def _exchange(
+    path: Path, document: Mapping[str, Any], timeout_s: float
+) -> tuple[dict[str, Any], list[int]]:
     parts: list[bytes] = []
     fds: list[int] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(ANSWER_TIMEOUT_S)
+        connection.settimeout(timeout_s)
         try:
             connection.connect(str(path))
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError) as error:
@@ -185,7 +194,5 @@ def _exchange(path: Path, document: Mapping[str, Any]) -> tuple[dict[str, Any], 
     try:
         answer = json.loads(b"".join(parts))
     except ValueError as error:
-        raise NotRunningError(
-            "The controller ended before it answered.", "Look at its log, then start it again."
-        ) from error
+        raise NotRunningError(_ENDED, _LOOK) from error
     return answer, fds

@@ -16,7 +16,9 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+import socket
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 
 from pyroute2 import IPRoute
@@ -26,7 +28,7 @@ from controller.dataplane import libbpf
 from controller.dataplane.attachment import Attachment
 from controller.dataplane.interfaces import Interface
 from controller.dataplane.loader import KERNEL_NAMES, TC_EGRESS, TC_INGRESS, XDP_INGRESS, Dataplane
-from controller.dataplane.netns import in_netns
+from controller.dataplane.netns import in_netns, list_netns
 from controller.errors import ConflictError, StellarError, UnsupportedError, UsageError
 
 _XDP_FLAGS = {"native": libbpf.XDP_FLAGS_DRV_MODE, "generic": libbpf.XDP_FLAGS_SKB_MODE}
@@ -337,6 +339,51 @@ def detach(attachment: Attachment) -> None:
             f"Detaching from {attachment.label} failed: {os.strerror(code or 0)}.",
             "Run `controller stop` again; `tc filter show` and `ip link show` tell what is left.",
         ) from error
+
+
+def detach_moved(attachment: Attachment, map_ids: Collection[int]) -> str:
+    """Take our programs off an interface that was moved to another namespace.
+
+    The kernel deletes the clsact of a moved interface, but leaves XDP and tcx. It may have
+    a new name and index there, so the programs are known by the maps that they use. Only
+    namespaces with a name can be searched.
+
+    Returns
+    -------
+    str
+        Where the interface is now; "" when it is not found.
+    """
+
+    def uses_our_maps(program_id: int) -> bool:
+        fd = libbpf.prog_fd_by_id(program_id)
+        try:
+            info = libbpf.prog_info(fd)
+        finally:
+            os.close(fd)
+        is_port = info.name.endswith(f"_{attachment.port:04x}")
+        return is_ours(info.name) and is_port and not set(map_ids).isdisjoint(info.map_ids)
+
+    def look() -> tuple[int, str] | None:
+        for ifindex, name in socket.if_nameindex():
+            programs = [libbpf.xdp_query(ifindex)[0]]
+            for hook in _TCX_HOOKS.values():
+                programs += libbpf.tcx_query(ifindex, hook) or ()
+            if any(program_id and uses_our_maps(program_id) for program_id in programs):
+                return ifindex, name
+        return None
+
+    for netns in ("", *list_netns()):
+        # Another namespace may be deleted while it is searched.
+        with contextlib.suppress(StellarError, OSError):
+            found = in_netns(netns, look)
+            if found:
+                ifindex, name = found
+                moved = replace(
+                    attachment, netns=netns, interface=name, ifindex=ifindex, clsact_is_ours=False
+                )
+                detach(moved)
+                return moved.label
+    return ""
 
 
 def attached_hooks(attachment: Attachment) -> dict[str, str]:

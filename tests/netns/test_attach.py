@@ -168,6 +168,37 @@ def test_a_vanished_interface_is_reported_and_the_rest_goes_on(
     assert flow(controller.json("flows"), "egress")["packets"] == 40
 
 
+def test_a_moved_interface_is_freed_where_it_is_now(hosts: Hosts, controller: Controller) -> None:
+    """The kernel leaves XDP and tcx programs on an interface that changes its namespace."""
+    a, b = hosts
+    controller.start(a.target)
+    sh(f"ip -n {a.netns} link set eth0 netns {b.netns} name moved")
+    for _ in range(50):
+        if "moved to" in controller.run("status").stdout:
+            break
+        time.sleep(0.1)
+    assert f"moved to {b.netns}:moved" in " ".join(controller.run("status").stdout.split())
+    assert "xdp" not in b.sh("ip link show dev moved")
+    controller.run("attach", f"{b.netns}:moved")
+
+
+def test_a_new_interface_does_not_inherit_flows(
+    hosts: Hosts, controller: Controller, send: Send
+) -> None:
+    """Of one that vanished while no controller ran, and had the same port number."""
+    a, b = hosts
+    sh(f"ip -n {a.netns} link add other type veth peer name spare")
+    pid = controller.start(a.target, f"{a.netns}:other")
+    send(a, b, 0, 10)
+    controller.kill(pid)
+    sh(f"ip -n {a.netns} link del eth0")
+    controller.start(f"{a.netns}:other", f"{a.netns}:spare")
+    status = controller.json("status")
+    assert status["adopted"]
+    assert [entry["port"] for entry in status["interfaces"]] == [1, 0]
+    assert status["flows"] == 0
+
+
 def test_a_deleted_namespace_is_let_go(hosts: Hosts, controller: Controller) -> None:
     a, b = hosts
     controller.start(a.target, b.target)
@@ -264,6 +295,49 @@ def test_two_controllers_do_not_share_a_run_directory(hosts: Hosts, controller: 
     assert second.returncode == 5
     assert "runs already" in second.stderr and "controller attach" in second.stderr
     assert controller.json("status")["interfaces"][0]["interface"] == hosts[0].target
+
+
+def test_two_controllers_do_not_share_an_interface(
+    hosts: Hosts, controller: Controller, tmp_path: Path
+) -> None:
+    a, b = hosts
+    controller.start(a.target)
+    second = Controller(tmp_path / "second")
+    for mode in ("native", "tc"):
+        result = second.run("start", "--detach", "-i", a.target, "--mode", mode, check=False)
+        assert result.returncode == 5
+        assert "another controller" in result.stderr
+    second.start(b.target)
+    assert second.run("attach", a.target, check=False).returncode == 5
+    second.run("stop")
+    assert "xdp" in a.sh("ip link show dev eth0")
+
+
+def test_a_signal_during_start_leaves_nothing(hosts: Hosts, controller: Controller) -> None:
+    a, _ = hosts
+    before = a.network_state()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for delay_s in (0.7, 1.2):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "controller", "--run-dir", str(controller.run_dir),
+                 "start", "-i", a.target],
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            time.sleep(delay_s)
+            process.send_signal(number)
+            process.wait(30)
+            assert a.network_state() == before
+            assert not (controller.run_dir / "state.json").exists()
+
+
+def test_a_directory_of_others_is_not_closed_to_them(hosts: Hosts, controller: Controller) -> None:
+    controller.run_dir.mkdir()
+    controller.run_dir.chmod(0o1777)
+    (controller.run_dir / "somebody's").touch()
+    result = controller.run("start", "--detach", "-i", hosts[0].target, check=False)
+    assert result.returncode == 2
+    assert "open to others" in result.stderr
+    assert controller.run_dir.stat().st_mode & 0o7777 == 0o1777
 
 
 def test_the_run_directory_is_for_its_owner_only(hosts: Hosts, controller: Controller) -> None:

@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="RDMA WRITE, not SEND")
     parser.add_argument("--timeout", type=int, default=TIMEOUT_1_S, help="4.096 us * 2^N")
     parser.add_argument("--go-file", help="send the second message when this file exists")
+    parser.add_argument("--until-file", help="with --write: all again until this file exists")
     parser.add_argument("--late-ms", type=float, default=0.0, help="post each receive so late")
     parser.add_argument("--pipelined", action="store_true", help="post all sends at once")
     parser.add_argument("--pause-ms", type=float, default=0.0, help="between two sends")
@@ -153,6 +154,8 @@ def main() -> None:
     if arguments.connect:
         line.exchange("ready")
         send(arguments, qps, cq, sge, peer)
+        while arguments.until_file and not Path(arguments.until_file).exists():
+            send(arguments, qps, cq, sge, peer)
     else:
         receives = 0 if arguments.write else arguments.messages
         if not arguments.late_ms:

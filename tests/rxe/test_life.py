@@ -132,25 +132,27 @@ def test_a_killed_controller_is_picked_up_without_losing_a_packet(
 
 
 def test_attaching_and_stopping_under_traffic_leave_the_queue_pair_alone(
-    hosts: Hosts, controller: Controller
+    hosts: Hosts, controller: Controller, tmp_path: Path
 ) -> None:
     client, server = hosts
     networks = [host.network_state() for host in hosts]
     controller.start(server.target)
     before = client.counters()
-    # For eight seconds, however fast the machine is.
-    tool = ("ib_write_bw", "-D", "8", "-f", "1", "-s", "65536", "-m", "4096", *PATIENT)
-    with running(server, client, *tool) as (serving, calling):
+    end = tmp_path / "end"
+    with rc_peers(
+        server, client, "--write", "--bytes", "65536",
+        client_arguments=["--pipelined", "--until-file", str(end)],
+    ) as (serving, calling):  # fmt: skip
         poll(moved(client, before, 100), "the first packets are sent", 30)
         controller.run("attach", client.target)
         poll(lambda: len(rows_of(controller)) == 4, "both hosts see both directions")
         controller.run("stop")
-        assert calling.process.poll() is None, "the tool should still be at work"
         assert [host.network_state() for host in hosts] == networks
         count = client.counters()["sent_pkts"] - before["sent_pkts"]
-        poll(moved(client, before, count + 100), "packets flow on", 30)
-        calling.wait(60)
-        serving.wait(60)
+        poll(moved(client, before, count + 1000), "packets flow on", 30)
+        end.touch()
+        assert calling.wait(60).endswith("done\n")
+        assert serving.wait(60).endswith("done\n")
     after = client.counters()
     # veth drops what is in its ring when its XDP program goes: RC may have to repeat that.
     # A local send error is fatal for a queue pair of soft-RoCE.
