@@ -533,14 +533,58 @@ static __always_inline __u64 coarse_time(const struct roce_packet *packet)
 #endif
 }
 
+/* Amounts are added atomically, as packets that change nothing else take no lock. */
+#define ADD(counter, amount) __sync_fetch_and_add(&(counter), amount)
+
+/* What every packet adds, under the flow's lock or not. */
+static __always_inline void count_amounts(struct flow_stats *flow, struct roce_packet *packet,
+					  __u64 now)
+{
+	__u32 kind = FORGET(packet->kind);
+
+	if (now > flow->last_ns)
+		flow->last_ns = now;
+	ADD(flow->packets, 1);
+	ADD(flow->wire_bytes, packet->wire_len);
+	if (packet->payload_len)
+		ADD(flow->payload_bytes, packet->payload_len);
+	if (kind < KIND_MAX)
+		ADD(flow->kinds[kind], 1);
+	ADD(flow->ecn[packet->traffic_class & 3], 1);
+	if (packet->ack_request)
+		ADD(flow->ack_requests, 1);
+}
+
+/* Whether this packet is like those before it, in all that is written under the lock. */
+static __always_inline int changes_nothing(const struct flow_stats *flow,
+					   const struct roce_packet *packet)
+{
+	return flow->packets && !packet->rare && flow->sport == packet->sport &&
+	       flow->transport == packet->transport && packet->payload_len <= flow->max_payload &&
+	       (flow->dscp_seen >> (packet->traffic_class >> 2) & 1) &&
+	       (flow->pmtu_log2 || !IN_SET(OPS_FIRST | OPS_MIDDLE, packet->operation));
+}
+
+/* Whether a request is the very next one, nothing is missing or unsure, and no round trip
+ * begins to be timed with it. Two CPUs with one flow's packets at the same moment see the
+ * order that they make of it; amounts stay exact. */
+static __always_inline int is_next(const struct flow_stats *flow, const struct roce_packet *packet,
+				   int probe)
+{
+	return packet->psn == flow->next_psn && flow->expected_psn == flow->next_psn &&
+	       !flow->psn_slack && packet->operation != OP_READ_REQUEST &&
+	       (flow->flags & (FLOW_PSN_VALID | FLOW_SEQUENCE_ERROR)) == FLOW_PSN_VALID &&
+	       (!probe || (flow->flags & FLOW_PROBE));
+}
+
 /* Account one packet. Returns REASON_ROCE, or REASON_FLOW_TABLE_FULL. */
 static __always_inline int observe(struct roce_packet *packet)
 {
 	__u64 now;
-	__u32 kind, learnt_qpn = 0, learnt_state = 0;
+	__u32 learnt_qpn = 0, learnt_state = 0;
 	__u32 peer_qpn, pair_state, partner_pmtu = 0;
 	int ordered = has_request_order(packet) && !IN_SET(OPS_RESPONSE, packet->operation);
-	int answers = acknowledges(packet), probe, sight;
+	int answers = acknowledges(packet), probe, sight, refused;
 	struct flow_stats *flow, *partner = 0;
 	struct flow_key key;
 
@@ -589,6 +633,21 @@ static __always_inline int observe(struct roce_packet *packet)
 	else
 		now = exact_time(packet);
 
+	refused = packet->has_aeth && packet->syndrome >> AETH_KIND_SHIFT != AETH_KIND_ACK;
+	packet->refused = refused;
+	refused = FORGET(packet->refused);
+	packet->settled = !learnt_qpn && changes_nothing(flow, packet) &&
+			  (ordered ? is_next(flow, packet, probe)
+				   : !refused && packet->kind != KIND_READ_RESPONSE);
+	if (FORGET(packet->settled)) {
+		count_amounts(flow, packet, now);
+		if (ordered)
+			flow->next_psn = flow->expected_psn = psn_add(packet->psn, 1);
+		if (IN_SET(OPS_END, packet->operation))
+			ADD(flow->messages, 1);
+		goto accounted;
+	}
+
 	bpf_spin_lock(&flow->lock);
 	if (!flow->packets) {
 		flow->first_ns = now;
@@ -597,17 +656,8 @@ static __always_inline int observe(struct roce_packet *packet)
 	/* A CNP says nothing about its queue pair's transport. */
 	if (!flow->packets || flow->transport == TRANSPORT_CNP)
 		flow->transport = packet->transport;
-	if (now > flow->last_ns)
-		flow->last_ns = now;
-	flow->packets++;
-	flow->wire_bytes += packet->wire_len;
-	flow->payload_bytes += packet->payload_len;
-	kind = FORGET(packet->kind);
-	if (kind < KIND_MAX)
-		flow->kinds[kind]++;
-	flow->ecn[packet->traffic_class & 3]++;
+	count_amounts(flow, packet, now);
 	flow->dscp_seen |= 1ULL << (packet->traffic_class >> 2);
-	flow->ack_requests += packet->ack_request;
 	if (packet->rare) {
 		flow->fecn += packet->fecn;
 		flow->becn += packet->becn;
@@ -640,22 +690,23 @@ static __always_inline int observe(struct roce_packet *packet)
 	if (ordered) {
 		sight = order_request(flow, packet);
 		if (sight != SIGHT_REPEATED && IN_SET(OPS_END, packet->operation))
-			flow->messages++;
+			ADD(flow->messages, 1);
 		/* Karn: only what was never sent before can time its ACK. */
 		if (probe && sight == SIGHT_NEW && !(flow->flags & FLOW_PROBE)) {
 			flow->flags |= FLOW_PROBE;
 			flow->probe_psn = packet->psn;
 			flow->probe_ns = now;
 		}
-	} else if (kind == KIND_READ_RESPONSE) {
+	} else if (packet->kind == KIND_READ_RESPONSE) {
 		order_response(flow, packet);
 	} else if (IN_SET(OPS_END, packet->operation)) {
-		flow->messages++; /* datagrams */
+		ADD(flow->messages, 1); /* datagrams */
 	}
-	if (packet->has_aeth && packet->syndrome >> AETH_KIND_SHIFT != AETH_KIND_ACK)
+	if (refused)
 		count_syndrome(flow, packet->syndrome);
 	bpf_spin_unlock(&flow->lock);
 
+accounted:
 	if (probe && pair_state == PAIR_UNKNOWN)
 		inflight_remember(packet, now);
 	if (answers && partner && !acknowledge_unlocked(partner, packet, pair_state)) {

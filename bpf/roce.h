@@ -172,6 +172,8 @@ struct roce_packet {
 	__u8 becn;
 	__u8 traffic_class; /* IPv4 ToS / IPv6 traffic class: DSCP << 2 | ECN */
 	__u8 pads[3];
+	__u32 refused;	   /* an RNR NAK or NAK, by observe() */
+	__u32 settled;	   /* changes nothing but amounts, by observe() */
 	__u32 ip_len;	   /* IP header and all behind it */
 	__u32 l4_len;	   /* UDP header and all behind it, as IP tells */
 	__u32 l4_offset;   /* of the UDP header */
@@ -487,10 +489,10 @@ static __always_inline int roce_parse(void *data, void *data_end, __u32 frame_le
 		return reason;
 	packet->wire_len = 14 + 4 * packet->tags + packet->ip_len;
 	if (frame_len < packet->wire_len) {
-#ifdef STELLAR_ALLOW_CUT
-		/* A capture may hold the first bytes of a frame only. */
+#ifdef STELLAR_REPLAY
 		packet->cut = 1;
-#else
+#endif
+#ifndef STELLAR_ALLOW_CUT /* A capture may hold the first bytes of a frame only. */
 		return REASON_TRUNCATED;
 #endif
 	}
