@@ -373,6 +373,8 @@ class Agent:
             libbpf.map_delete(self._maps["pairs"], key.tobytes())
 
     def _note(self, text: str) -> None:
+        if self._events and self._events[-1]["event"] == text:
+            return  # the same again, every second: once is enough
         log.info("%s", text)
         self._events.append({"time": round(time.time(), 3), "event": text})
 

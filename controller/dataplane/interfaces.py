@@ -13,6 +13,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
@@ -26,6 +27,8 @@ _T = TypeVar("_T")
 _ARPHRD_ETHER = 1
 _ARPHRD_LOOPBACK = 772
 _TOOL_TIMEOUT_S = 10
+# Kinds whose IFLA_LINK is the interface below (a veth's is its other end).
+_ON_TOP = ("vlan", "macvlan", "ipvlan")
 _TC_H_ROOT = 0xFFFFFFFF
 
 
@@ -100,6 +103,17 @@ def _is_virtual(netns: str, device: str) -> bool:
     return "/devices/virtual/" in result.stdout
 
 
+def _hardware_device(netns: str, interface: str) -> str:
+    """RDMA device of an interface's hardware by sysfs, where the `rdma` tool is missing.
+
+    Only in the first namespace: sysfs shows the interfaces of the one it was mounted in.
+    """
+    folder = Path("/sys/class/net") / interface / "device/infiniband"
+    if netns or not folder.is_dir():
+        return ""
+    return next((path.name for path in sorted(folder.iterdir())), "")
+
+
 def rdma_queue_pairs(netns: str, device: str) -> list[dict[str, Any]]:
     """Queue pairs of one device as ``rdma resource show qp`` lists them."""
     pairs = in_netns(netns, lambda: _tool_json(["rdma", "-j", "resource", "show", "qp"]))
@@ -136,7 +150,7 @@ def inspect(netns: str, name: str) -> Interface:
         No such namespace or interface, or not an Ethernet one.
     """
 
-    def look() -> tuple[int, int, bool, int, tuple[str, ...], str]:
+    def look() -> tuple[int, int, bool, int, tuple[str, ...], str, str]:
         with IPRoute() as ipr:
             links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
             link = links.get(name)
@@ -147,7 +161,9 @@ def inspect(netns: str, name: str) -> Interface:
                     f"there are: {', '.join(sorted(links))}.",
                     "Correct the name, or name the namespace: -i NETNS:IF.",
                 )
+            names = {link["index"]: name for name, link in links.items()}
             info = link.get_attr("IFLA_LINKINFO")
+            link_kind = info.get_attr("IFLA_INFO_KIND") if info else ""
             addresses = tuple(
                 str(address.get_attr("IFA_ADDRESS"))
                 for address in ipr.get_addr(index=link["index"])
@@ -158,18 +174,24 @@ def inspect(netns: str, name: str) -> Interface:
                 bool(link["flags"] & 1),
                 link["ifi_type"],
                 addresses,
-                info.get_attr("IFLA_INFO_KIND") if info else "",
+                link_kind,
+                names.get(link.get_attr("IFLA_LINK"), "") if link_kind in _ON_TOP else "",
             )
 
     label = f"{netns}:{name}" if netns else name
-    ifindex, mtu_bytes, is_up, link_type, addresses, link_kind = _ask_kernel(netns, label, look)
+    ifindex, mtu_bytes, is_up, link_type, addresses, link_kind, lower = _ask_kernel(
+        netns, label, look
+    )
     if link_type not in (_ARPHRD_ETHER, _ARPHRD_LOOPBACK):
         raise UsageError(
             f"Interface {label} has link type {link_type}, not Ethernet (1).",
             "RoCEv2 is read behind an Ethernet header; name the Ethernet interface below it.",
         )
-    bound = [link for link in rdma_links(netns) if link.netdev == name]
-    if not bound:
+    # A VLAN or macvlan of an RDMA port carries that port's packets.
+    bound = [link for link in rdma_links(netns) if link.netdev in (name, lower)]
+    if not bound and (hardware := _hardware_device(netns, lower or name)):
+        kind, device = "bypass", hardware
+    elif not bound:
         kind, device = "forwarded", ""
     else:
         kind, device = ("software" if bound[0].is_virtual else "bypass"), bound[0].device
