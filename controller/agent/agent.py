@@ -369,8 +369,12 @@ class Agent:
         """Forget the flows of ports that are no more: the next one to get a number starts at 0."""
         keys, _ = tables.read_flows(self._maps["flows"])
         for key in keys[~np.isin(keys["port"], list(numbers))]:
-            tables.take_flow(self._maps["flows"], key)
-            libbpf.map_delete(self._maps["pairs"], key.tobytes())
+            self._take_flow(key)
+
+    def _take_flow(self, key: np.void) -> np.void | None:
+        """Take a flow and its pair out of the dataplane; its last counters, if it was there."""
+        libbpf.map_delete(self._maps["pairs"], key.tobytes())
+        return tables.take_flow(self._maps["flows"], key)
 
     def _note(self, text: str) -> None:
         if self._events and self._events[-1]["event"] == text:
@@ -460,12 +464,10 @@ class Agent:
         idle_ns = self._config.observe.idle_flow_s * 1_000_000_000
         if not idle_ns:
             return
-        fd = self._maps["flows"]
-        keys, stats = tables.read_flows(fd)
+        keys, stats = tables.read_flows(self._maps["flows"])
         for key in keys[stats["last_ns"] + idle_ns < time.monotonic_ns()]:
-            taken = tables.take_flow(fd, key)
+            taken = self._take_flow(key)
             port = self._ports.get(int(key["port"]))
-            libbpf.map_delete(self._maps["pairs"], key.tobytes())
             if taken is not None and port is not None:
                 port.retired_flows += 1
                 port.retired_packets += int(taken["packets"])

@@ -20,7 +20,6 @@ from controller.errors import ConflictError, PrivilegeError, StellarError, Usage
 # sun_path of unix(7), with its closing zero.
 _MAX_SOCKET_PATH_BYTES = 107
 _FILES = {"state.json", "state.new", "control.sock", "controller.log", "lock"}
-DEFAULT_RUN_DIRECTORY = Path("/run/stellar")
 
 
 @dataclass

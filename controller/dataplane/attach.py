@@ -88,16 +88,8 @@ def check_free(interface: Interface, mode: str, adopting: bool = False) -> None:
                 "Stop that one: controller --run-dir ITS-DIRECTORY stop. If its directory is lost, "
                 "`bpftool net` shows and detaches the programs.",
             )
-        program_id, xdp_mode = libbpf.xdp_query(interface.ifindex)
-        if not program_id or mode == "tc":
-            return
-        name = _program_name(program_id)
-        if not is_ours(name):
-            raise ConflictError(
-                f"Interface {interface.label} carries the XDP program {name!r} (id {program_id}, "
-                f"{_XDP_MODE_NAMES.get(xdp_mode, 'offloaded')}) of somebody else.",
-                "Detach that program, or observe this interface with --mode tc.",
-            )
+        if mode != "tc":
+            _our_xdp_program(interface.label, interface.ifindex)
 
     with _failures_explained(interface.label):
         in_netns(interface.netns, look)
@@ -185,17 +177,22 @@ def _failures_explained(label: str) -> Iterator[None]:
         ) from error
 
 
+def _our_xdp_program(label: str, ifindex: int) -> tuple[int, int]:
+    """Id (0: none) and XDP_ATTACHED_* mode; a ConflictError when it is somebody else's."""
+    program_id, mode = libbpf.xdp_query(ifindex)
+    if program_id and not is_ours(name := _program_name(program_id)):
+        raise ConflictError(
+            f"Interface {label} carries the XDP program {name!r} (id {program_id}, "
+            f"{_XDP_MODE_NAMES.get(mode, 'offloaded')}) of somebody else.",
+            "Detach that program, or observe this interface with --mode tc.",
+        )
+    return program_id, mode
+
+
 def _attach_xdp(dataplane: Dataplane, attachment: Attachment) -> None:
-    program_id, mode = libbpf.xdp_query(attachment.ifindex)
+    program_id, mode = _our_xdp_program(attachment.label, attachment.ifindex)
     old_fd: int | None = None
     if program_id:
-        name = _program_name(program_id)
-        if not is_ours(name):
-            raise ConflictError(
-                f"Interface {attachment.label} carries the XDP program {name!r} (id "
-                f"{program_id}) of somebody else.",
-                "Detach that program, or observe this interface with --mode tc.",
-            )
         if _XDP_MODE_NAMES.get(mode) != attachment.mode:
             _detach_xdp(attachment)  # the kernel allows no change of mode in place
         else:
@@ -386,12 +383,8 @@ def detach_moved(attachment: Attachment, map_ids: Collection[int]) -> str:
     return ""
 
 
-def attached_hooks(attachment: Attachment) -> dict[str, str]:
-    """Hook -> program name of ours that is attached there now."""
-    return in_netns(attachment.netns, lambda: _our_hooks(attachment.ifindex))
-
-
 def _our_hooks(ifindex: int) -> dict[str, str]:
+    """Hook -> name of our program, or another controller's, that is attached there now."""
     hooks = {}
     program_id, _ = libbpf.xdp_query(ifindex)
     if program_id and is_ours(name := _program_name(program_id)):

@@ -126,7 +126,7 @@ def network(steps: Mapping[str, str]) -> list[Check]:
             "Use a kernel with CONFIG_VETH.",
         ),
         (
-            "clsact", "clsact", "works", FAIL, "tc programs hang on the clsact qdisc.",
+            "clsact", "clsact", "works", FAIL, "Before tcx (6.6) tc programs need it.",
             "Use a kernel with CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF; install iproute2.",
         ),
         (
