@@ -4,25 +4,72 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from controller.config_reader import Section, told_with
+from controller.congestion import dcqcn as reaction
 from controller.dataplane import layout
 from controller.dataplane.attachment import MODES, parse_target
 from controller.errors import UsageError
+from controller.priority import classes as traffic
+from controller.priority import laxity as policy
+from controller.priority.jobs import (
+    DEFAULT_CEILING,
+    DEFAULT_CLASS,
+    DEFAULT_ENV_VARIABLE,
+    DEFAULT_GAP_ns,
+    Job,
+    JobMatch,
+    check_jobs,
+)
+from controller.priority.ranges import MAX_RATE_Bps, MIN_RATE_Bps
+from controller.priority.rules import check_variable
 
 MIN_FLOWS = 64
 MAX_FLOWS_LIMIT = 1 << 20
 
+MARKS = ("window", "instant", "off")
+ECHOES = ("becn", "cnp", "off")
+CLASSIFIERS = ("job", "dscp")
+RAISES = ("message", "drained")
+BEYOND_HORIZON = ("clamp", "drop")
+
+_US = 1_000
+_MS = 1_000_000
+_S = 1_000_000_000
+
 
 @dataclass(frozen=True)
 class InterfaceConfig:
-    """One interface to attach to."""
+    """One interface to attach to. None: the controller decides by what the interface is.
+
+    Parameters
+    ----------
+    rate_Bps
+        Link rate; None: what the interface says.
+    mark
+        Congestion point: by the average of the sliding window, by the queue of the moment, off.
+    echo
+        Notification point: BECN in the next ACK, CNP packets, off.
+    pace
+        Whether departure times are written (they need fq).
+    classify
+        Class of a packet: from its job, or from its DSCP as a forwarder does.
+    drain
+        Share of the link rate at which the virtual queues drain.
+    """
 
     netns: str
     name: str
     mode: str = "native"
+    rate_Bps: int | None = None
+    mark: str | None = None
+    echo: str | None = None
+    pace: bool | None = None
+    classify: str | None = None
+    drain: float = 0.95
 
     @classmethod
     def parse(cls, target: str, mode: str = "native") -> InterfaceConfig:
@@ -51,45 +98,100 @@ class ObserveConfig:
 
 
 @dataclass(frozen=True)
+class ControlConfig:
+    """What holds for all jobs.
+
+    Parameters
+    ----------
+    env_variable
+        Variable in a process's environment that names its job.
+    horizon_ns
+        No packet departs later than this from now.
+    beyond_horizon
+        What becomes of one that would: it departs at the horizon, or (unreliable transports
+        only) it is dropped.
+    """
+
+    env_variable: str = DEFAULT_ENV_VARIABLE
+    horizon_ns: int = _S
+    beyond_horizon: str = "clamp"
+
+
+@dataclass(frozen=True)
+class EcnConfig:
+    """Marker: length of one of the window's slots; None: by link rate."""
+
+    slot_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class LaxityConfig:
+    """Laxity -> class; see `controller.priority.laxity`.
+
+    ``raise_at``: a flow rises at the next message, or when all it sent is acknowledged.
+    """
+
+    thresholds_ns: tuple[int, ...] = policy.DEFAULT_THRESHOLDS_ns
+    hysteresis: float = policy.DEFAULT_HYSTERESIS
+    raise_at: str = "message"
+
+
+@dataclass(frozen=True)
+class DcqcnConfig:
+    """Reaction point.
+
+    Parameters
+    ----------
+    enabled
+        For jobs that do not say otherwise.
+    preset
+        Name of the constants.
+    prediction, phases
+        Rates from the predicted window; increase steps by phase of it.
+    overrides
+        Constants given in place of the preset's, by the names of `DcqcnParameters`. They hold
+        as given, whatever the link rate.
+    phase_overrides
+        The same by the names of `PhaseIncrease`.
+    """
+
+    enabled: bool = False
+    preset: str = "paper"
+    prediction: bool = True
+    phases: bool = True
+    overrides: Mapping[str, float | int] = field(default_factory=dict)
+    phase_overrides: Mapping[str, float] = field(default_factory=dict)
+
+    def parameters(self, link_Bps: float) -> reaction.DcqcnParameters:
+        """The constants on a link.
+
+        Raises
+        ------
+        UsageError
+            They do not fit together there; names the constant.
+        """
+        scaled = reaction.preset(self.preset, link_Bps)
+        steps = replace(scaled.phase_steps, **self.phase_overrides)
+        changes: dict[str, Any] = dict(self.overrides)
+        return replace(scaled, phase_steps=steps, **changes)
+
+
+@dataclass(frozen=True)
 class Config:
     """Everything that `controller start` can be told."""
 
     interfaces: tuple[InterfaceConfig, ...] = ()
     observe: ObserveConfig = field(default_factory=ObserveConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    classes: tuple[traffic.TrafficClass, ...] = field(default_factory=traffic.default_classes)
+    jobs: tuple[Job, ...] = ()
+    ecn: EcnConfig = field(default_factory=EcnConfig)
+    laxity: LaxityConfig = field(default_factory=LaxityConfig)
+    dcqcn: DcqcnConfig = field(default_factory=DcqcnConfig)
 
 
-class _Section:
-    """One TOML table while it is read: takes keys out, complains about what is left."""
-
-    def __init__(self, path: Path, name: str, values: Any) -> None:
-        self._path, self._name = path, name
-        if not isinstance(values, Mapping):
-            raise self._error(name, f"is {values!r}", "a table")
-        self._values = dict(values)
-        self._known: list[str] = []
-
-    def _error(self, key: str, found: str, allowed: str) -> UsageError:
-        return UsageError(f"{self._path}: key {key} {found}; allowed: {allowed}.")
-
-    def integer(self, key: str, default: int, low: int, high: int) -> int:
-        self._known.append(key)
-        value = self._values.pop(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self._error(f"{self._name}.{key}", f"is {value!r}", f"{low} .. {high}")
-        return value
-
-    def text(self, key: str, default: str | None, choices: tuple[str, ...] = ()) -> str:
-        self._known.append(key)
-        value = self._values.pop(key, default)
-        if not isinstance(value, str) or (choices and value not in choices):
-            found = "is missing" if value is None else f"is {value!r}"
-            raise self._error(f"{self._name}.{key}", found, ", ".join(choices) or "a string")
-        return value
-
-    def finish(self) -> None:
-        if self._values:
-            key = next(iter(self._values))
-            raise self._error(f"{self._name}.{key}", "is unknown", ", ".join(self._known))
+_KEYS = ("observe", "interface", "class", "job", "control", "ecn", "laxity", "dcqcn")
+_LISTS = ("interface", "class", "job")
 
 
 def load_config(path: Path) -> Config:
@@ -106,26 +208,199 @@ def load_config(path: Path) -> Config:
         raise UsageError(f"{path}: {error.strerror}.", "Name a readable file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not TOML: {error}.") from error
-    allowed = ("observe", "interface")
     for key in document:
-        if key not in allowed:
-            raise UsageError(f"{path}: key {key} is unknown; allowed: {', '.join(allowed)}.")
-
-    section = _Section(path, "observe", document.get("observe", {}))
-    defaults = ObserveConfig()
-    observe = ObserveConfig(
-        section.integer("max_flows", defaults.max_flows, MIN_FLOWS, MAX_FLOWS_LIMIT),
-        section.integer("idle_flow_s", defaults.idle_flow_s, 0, 10**9),
+        if key not in _KEYS:
+            raise UsageError(f"{path}: key {key} is unknown; allowed: {', '.join(_KEYS)}.")
+    entries = {name: _entries(path, name, document.get(name, [])) for name in _LISTS}
+    tables = {
+        name: Section(path, name, document.get(name, {})) for name in _KEYS if name not in _LISTS
+    }
+    config = Config(
+        interfaces=_read_interfaces(entries["interface"]),
+        observe=_read_observe(tables["observe"]),
+        control=_read_control(tables["control"]),
+        classes=_read_classes(path, entries["class"]),
+        jobs=_read_jobs(path, entries["job"]),
+        ecn=EcnConfig(tables["ecn"].duration("slot", None, _US, _S)),
+        laxity=_read_laxity(tables["laxity"]),
+        dcqcn=_read_dcqcn(tables["dcqcn"], "dcqcn" in document),
     )
-    section.finish()
-
-    interfaces = []
-    entries = document.get("interface", [])
-    if not isinstance(entries, list):
-        raise UsageError(f"{path}: key interface is a table; allowed: [[interface]] entries.")
-    for number, entry in enumerate(entries, start=1):
-        section = _Section(path, f"interface[{number}]", entry)
-        target = section.text("name", None)
-        interfaces.append(InterfaceConfig.parse(target, section.text("mode", "native", MODES)))
+    for section in (*tables.values(), *(entry for each in entries.values() for entry in each)):
         section.finish()
-    return Config(tuple(interfaces), observe)
+    if config.dcqcn.enabled:
+        for interface in config.interfaces:
+            if interface.rate_Bps is not None:
+                with told_with(f"{path}: key dcqcn on {interface.name}"):
+                    config.dcqcn.parameters(interface.rate_Bps)
+    return config
+
+
+def _entries(path: Path, name: str, found: Any) -> list[Section]:
+    if not isinstance(found, list):
+        kind = "a table" if isinstance(found, Mapping) else repr(found)
+        raise UsageError(f"{path}: key {name} is {kind}; allowed: [[{name}]] entries.")
+    return [Section(path, f"{name}[{number}]", entry) for number, entry in enumerate(found, 1)]
+
+
+def _read_interfaces(entries: list[Section]) -> tuple[InterfaceConfig, ...]:
+    result: list[InterfaceConfig] = []
+    for section in entries:
+        section.require("name", "NETNS:IF or IF")
+        target = section.text("name", "")
+        with told_with(section.where("name")):
+            interface = InterfaceConfig.parse(target, section.text("mode", "native", MODES))
+        if any((each.netns, each.name) == (interface.netns, interface.name) for each in result):
+            raise UsageError(f"{section.where('name')} is {target!r} again; allowed: each once.")
+        result.append(
+            replace(
+                interface,
+                rate_Bps=section.rate("rate", None, MIN_RATE_Bps, MAX_RATE_Bps),
+                mark=section.text("mark", None, MARKS),
+                echo=section.text("echo", None, ECHOES),
+                pace=section.flag("pace", None),
+                classify=section.text("classify", None, CLASSIFIERS),
+                drain=section.share("drain", interface.drain, above=True),
+            )
+        )
+    return tuple(result)
+
+
+def _read_observe(section: Section) -> ObserveConfig:
+    default = ObserveConfig()
+    return ObserveConfig(
+        section.integer("max_flows", default.max_flows, MIN_FLOWS, MAX_FLOWS_LIMIT),
+        section.integer("idle_flow_s", default.idle_flow_s, 0, 10**9),
+    )
+
+
+def _read_control(section: Section) -> ControlConfig:
+    default = ControlConfig()
+    variable = section.text("env_variable", default.env_variable)
+    check_variable(section.where("env_variable"), variable)
+    return ControlConfig(
+        variable,
+        # fq itself drops what is more than 10 s ahead (its default horizon).
+        section.duration("horizon", default.horizon_ns, _MS, 10 * _S),
+        section.text("beyond_horizon", default.beyond_horizon, BEYOND_HORIZON),
+    )
+
+
+def _read_classes(path: Path, entries: list[Section]) -> tuple[traffic.TrafficClass, ...]:
+    classes = list(traffic.default_classes())
+    seen: set[int] = set()
+    for section in entries:
+        section.require("number", f"0 .. {traffic.CLASSES - 1}")
+        number = section.integer("number", 0, 0, traffic.CLASSES - 1)
+        if number in seen:
+            raise UsageError(f"{section.where('number')} is {number} again; allowed: each once.")
+        seen.add(number)
+        old = classes[number]
+        changes: dict[str, Any] = {
+            "dscp": section.integer("dscp", old.dscp, 0, traffic.MAX_DSCP),
+            "priority": section.integer("priority", old.priority, 0, traffic.MAX_PRIORITY),
+            "kmin_bytes": section.size("kmin", None, 0, traffic.MAX_QUEUE_BYTES),
+            "kmax_bytes": section.size("kmax", None, 0, traffic.MAX_QUEUE_BYTES),
+            "pmax": section.share("pmax", old.pmax, above=True),
+            "floor_share": section.share("floor", old.floor_share),
+            "ceiling_share": section.share("ceiling", old.ceiling_share, above=True),
+        }
+        with told_with(section.label):
+            classes[number] = replace(old, **changes)
+    with told_with(f"{path}: key class"):
+        traffic.validate(classes)
+    return tuple(classes)
+
+
+def _read_jobs(path: Path, entries: list[Section]) -> tuple[Job, ...]:
+    jobs = []
+    top = traffic.CLASSES - 1
+    for section in entries:
+        section.require("name", "a name")
+        name = section.text("name", "")
+        match = JobMatch.parse(section.raw("match", {}), section.where("match"))
+        values: dict[str, Any] = {
+            "traffic_class": section.integer("class", DEFAULT_CLASS, 0, top),
+            "class_floor": section.integer("class_floor", 0, 0, top),
+            "class_ceiling": section.integer("class_ceiling", DEFAULT_CEILING, 0, top),
+            "set_ect": section.flag("set_ect", False),
+            "rate_Bps": section.rate("rate", 0, MIN_RATE_Bps, MAX_RATE_Bps),
+            "dcqcn": section.flag("dcqcn", None),
+            "gap_ns": section.duration("gap", DEFAULT_GAP_ns, 1, 3600 * _S),
+        }
+        with told_with(section.label):
+            jobs.append(Job(name, match, **values))
+    with told_with(f"{path}: key job"):
+        check_jobs(jobs)
+    return tuple(jobs)
+
+
+def _read_laxity(section: Section) -> LaxityConfig:
+    default = LaxityConfig()
+    count = len(default.thresholds_ns)
+    config = LaxityConfig(
+        section.durations("thresholds", default.thresholds_ns, count),
+        section.share("hysteresis", default.hysteresis),
+        section.text("raise", default.raise_at, RAISES),
+    )
+    with told_with(section.where("thresholds")):
+        policy.check_thresholds(config.thresholds_ns, config.hysteresis)
+    return config
+
+
+def _read_dcqcn(section: Section, given: bool) -> DcqcnConfig:
+    steps = section.table("phase_steps")
+    default = DcqcnConfig()
+    config = DcqcnConfig(
+        enabled=section.flag("enabled", given),
+        preset=section.text("preset", default.preset, tuple(reaction.PRESETS)),
+        prediction=section.flag("prediction", default.prediction),
+        phases=section.flag("phases", default.phases),
+        overrides=_without_none(
+            g=section.share("g", None, above=True),
+            initial_alpha=section.share("initial_alpha", None, above=True),
+            alpha_update_ns=section.duration("alpha_update", None, 1, 10 * _S),
+            decrease_interval_ns=section.duration("decrease_interval", None, 0, 10 * _S),
+            timer_ns=section.duration("timer", None, 1, 10 * _S),
+            echo_interval_ns=section.duration("echo_interval", None, 0, 10 * _S),
+            byte_counter_bytes=section.size("byte_counter", None, 1, traffic.MAX_QUEUE_BYTES),
+            fast_recovery_steps=section.integer(
+                "fast_recovery_steps", None, 1, reaction.MAX_FAST_RECOVERY_STEPS
+            ),
+            rate_ai_Bps=section.rate("rate_ai", None, 1, MAX_RATE_Bps),
+            rate_hai_Bps=section.rate("rate_hai", None, 1, MAX_RATE_Bps),
+            min_rate_Bps=section.rate("min_rate", None, MIN_RATE_Bps, MAX_RATE_Bps),
+            first_cut_rate_Bps=section.rate("first_cut_rate", None, 0, MAX_RATE_Bps),
+            min_decrease_factor=section.share("min_decrease_factor", None, above=True),
+        ),
+        phase_overrides=_without_none(
+            idle=steps.number("idle", None, 0, reaction.MAX_PHASE_MULTIPLIER),
+            begin=steps.number("begin", None, 0, reaction.MAX_PHASE_MULTIPLIER),
+            middle=steps.number("middle", None, 0, reaction.MAX_PHASE_MULTIPLIER),
+            end=steps.number("end", None, 0, reaction.MAX_PHASE_MULTIPLIER),
+            begin_share=steps.share("begin_share", None),
+            end_share=steps.share("end_share", None),
+        ),
+    )
+    steps.finish()
+    with told_with(section.label):
+        _check_constants(config)
+    return config
+
+
+def _check_constants(config: DcqcnConfig) -> None:
+    """Check what does not depend on the link; the rest is checked for each interface's."""
+    fixed: dict[str, Any] = {
+        name: value
+        for name, value in config.overrides.items()
+        if name not in ("min_rate_Bps", "first_cut_rate_Bps")
+    }
+    if not {"rate_ai_Bps", "rate_hai_Bps"} <= fixed.keys():
+        # The preset's other step grows with the link.
+        fixed.pop("rate_ai_Bps", None)
+        fixed.pop("rate_hai_Bps", None)
+    constants = replace(reaction.PRESETS[config.preset], link_Bps=MAX_RATE_Bps, **fixed)
+    replace(constants.phase_steps, **config.phase_overrides)
+
+
+def _without_none(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

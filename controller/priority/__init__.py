@@ -1,0 +1,1 @@
+"""Classes, jobs and the policy that gives a job's flow its class. Pure: no I/O, no clock reads."""
