@@ -75,11 +75,28 @@ static __always_inline struct flow_stats *flow_create(struct roce_packet *packet
 	return flows.lookup(&packet->key);
 }
 
+#ifdef STELLAR_TEST_CLOCK
+static __always_inline __u64 test_time(void)
+{
+	__u32 zero = 0;
+	struct test_clock *clock = test_clock.lookup(&zero);
+	__u64 now = 0;
+
+	if (clock) {
+		now = clock->now_ns;
+		clock->now_ns += clock->step_ns;
+	}
+	return now;
+}
+#endif
+
 /* CLOCK_MONOTONIC, or the capture's own clock. */
 static __always_inline __u64 exact_time(const struct roce_packet *packet)
 {
-#ifdef STELLAR_REPLAY
+#if defined(STELLAR_REPLAY)
 	return packet->captured_ns;
+#elif defined(STELLAR_TEST_CLOCK)
+	return test_time();
 #else
 	return bpf_ktime_get_ns();
 #endif
@@ -88,8 +105,8 @@ static __always_inline __u64 exact_time(const struct roce_packet *packet)
 /* The same clock as of the last tick (1 to 10 ms ago), for a third of the cost. */
 static __always_inline __u64 coarse_time(const struct roce_packet *packet)
 {
-#ifdef STELLAR_REPLAY
-	return packet->captured_ns;
+#if defined(STELLAR_REPLAY) || defined(STELLAR_TEST_CLOCK)
+	return exact_time(packet);
 #else
 	return bpf_ktime_get_coarse_ns();
 #endif
@@ -139,8 +156,14 @@ static __always_inline int is_next(const struct flow_stats *flow, const struct r
 	       (!probe || (flow->flags & FLOW_PROBE));
 }
 
+/* What observe() looked up and the hand-over to acting wants. */
+struct sighting {
+	struct flow_stats *flow;
+	struct flow_stats *partner; /* flow that an answer is about; 0 when not known */
+};
+
 /* Account one packet. Returns REASON_ROCE, or REASON_FLOW_TABLE_FULL. */
-static __always_inline int observe(struct roce_packet *packet)
+static __always_inline int observe(struct roce_packet *packet, struct sighting *seen)
 {
 	__u64 now;
 	__u32 learnt_qpn = 0, learnt_state = 0;
@@ -151,6 +174,7 @@ static __always_inline int observe(struct roce_packet *packet)
 	struct flow_key key;
 
 	packet->kind = kind_of(packet);
+	packet->sight = SIGHT_NEW;
 
 	flow = flows.lookup(&packet->key);
 	if (!flow) {
@@ -250,7 +274,8 @@ static __always_inline int observe(struct roce_packet *packet)
 	}
 
 	if (ordered) {
-		sight = order_request(flow, packet);
+		packet->sight = order_request(flow, packet);
+		sight = FORGET(packet->sight);
 		if (sight != SIGHT_REPEATED && IN_SET(OPS_END, packet->operation))
 			ADD(flow->messages, 1);
 		/* Karn: only what was never sent before can time its ACK. */
@@ -280,6 +305,9 @@ accounted:
 		}
 		bpf_spin_unlock(&partner->lock);
 	}
+	packet->now_ns = now;
+	seen->flow = flow;
+	seen->partner = partner;
 	return REASON_ROCE;
 }
 

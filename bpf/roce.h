@@ -176,11 +176,23 @@ struct roce_packet {
 	__u32 settled;	   /* changes nothing but amounts, by observe() */
 	__u32 ip_len;	   /* IP header and all behind it */
 	__u32 l4_len;	   /* UDP header and all behind it, as IP tells */
+	__u32 l3_offset;   /* of the IP header */
 	__u32 l4_offset;   /* of the UDP header */
 	__u32 leading_len; /* extension headers in front of RETH or AETH */
 	__u32 header_len;  /* BTH and all extension headers */
 	__u32 kind;	   /* enum kind, by observe() */
 	__u32 bucket;	   /* of the round trip, by acknowledge() */
+	__u32 sight;	   /* of a request: enum sight, by observe() */
+	/* What acting is handed, see hand_over.h. */
+	__u32 slot;	  /* of the outgoing flow in `controls` that this packet is about */
+	__u32 drained;	  /* all that its flow sent before is acknowledged, or never will be */
+	__u32 class;	  /* by choose_class() */
+	__u32 phase;	  /* by phase_of() */
+	__u32 echo;	  /* an ACK that is to tell of marks */
+	__u32 with_reads; /* its flow has sent READ responses */
+	__u64 job_Bps;	  /* rates of departures, by act_on_data(); 0: none */
+	__u64 flow_Bps;
+	__u64 now_ns;	   /* when it was observed */
 	__u64 captured_ns; /* replay only: the capture's time stamp */
 };
 
@@ -466,6 +478,7 @@ static __always_inline int roce_parse(void *data, void *data_end, __u32 frame_le
 	reason = parse_ethernet(&cursor, packet, &ethertype);
 	if (reason)
 		return reason;
+	packet->l3_offset = 14 + 4 * packet->tags;
 	if (ethertype == ETHERTYPE_IPV4)
 		reason = parse_ipv4(&cursor, packet, &ip_len, &l4_len);
 	else if (ethertype == ETHERTYPE_IPV6)

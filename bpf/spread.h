@@ -9,7 +9,8 @@
 
 #include "maps.h"
 
-#define SPREAD_FIRST_QPN 17
+#define SPREAD_FIRST_QPN     17
+#define SPREAD_TRAFFIC_CLASS 2 /* ECT(0), DSCP 0 */
 
 /* Repetitions so far, one counter a CPU. The benchmark sets it before each run: requests
  * go on where their last run ended, and ACKs answer the requests of the same positions. */
@@ -25,6 +26,12 @@ static __always_inline void spread(struct roce_packet *packet)
 	packet->key.dqpn = SPREAD_FIRST_QPN + *count % STELLAR_BENCH_FLOWS;
 	packet->psn = (*count / STELLAR_BENCH_FLOWS) & PSN_MASK;
 	(*count)++;
+	if (packet->key.direction != DIRECTION_EGRESS)
+		return;
+	/* As it was before the last repetition wrote into it. */
+	packet->traffic_class = SPREAD_TRAFFIC_CLASS;
+	packet->becn = 0;
+	packet->rare = 0;
 }
 
 #endif

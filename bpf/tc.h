@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What both tc programs share: from an skb to a parsed and accounted packet. */
+/* What both tc programs share: from an skb to a parsed and accounted packet, and on to what acts on it. */
 #ifndef STELLAR_TC_H
 #define STELLAR_TC_H
 
-#include "observe.h"
+#include "act.h"
 #include "port.h"
 #ifdef STELLAR_BENCH_FLOWS
 #include "spread.h"
@@ -14,6 +14,7 @@
 
 static __always_inline int tc_observe(struct __sk_buff *skb, __u32 direction)
 {
+	struct sighting seen = {};
 	struct roce_packet *packet;
 	__u32 port = port_number();
 	void *data = (void *)(long)skb->data;
@@ -41,9 +42,22 @@ static __always_inline int tc_observe(struct __sk_buff *skb, __u32 direction)
 #ifdef STELLAR_BENCH_FLOWS
 		spread(packet);
 #endif
-		reason = observe(packet);
+		reason = observe(packet, &seen);
 	}
 	count_reason(port, direction, reason);
+	if (!port_acts())
+		return TC_PASS_ON;
+	if (reason != REASON_ROCE || !seen.flow) {
+		if (direction == DIRECTION_EGRESS)
+			hand_over_other(port, skb->len);
+		return TC_PASS_ON;
+	}
+	if (direction == DIRECTION_EGRESS) {
+		if (hand_over_egress(packet, &seen) && act_egress(skb, packet))
+			return TC_ACT_SHOT;
+	} else if (hand_over_ingress(packet, &seen) && act_ingress(packet)) {
+		return TC_ACT_SHOT;
+	}
 	return TC_PASS_ON;
 }
 

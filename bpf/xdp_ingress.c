@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* XDP ingress: parse -> observe. Every frame passes. */
+/* XDP ingress: parse -> observe -> reaction point. Every frame passes, except CNPs that end here. */
 #include "observe.h"
 #include "port.h"
+#ifndef STELLAR_REPLAY
+#include "act.h"
+#endif
 #ifdef STELLAR_BENCH_FLOWS
 #include "spread.h"
 #endif
@@ -21,6 +24,7 @@ int stellar_xdp_in(struct xdp_md *context)
 {
 	void *data = (void *)(long)context->data;
 	void *data_end = (void *)(long)context->data_end;
+	struct sighting seen = {};
 	struct roce_packet *packet;
 	__u32 port = port_number(), frame_len;
 	int reason;
@@ -45,12 +49,17 @@ int stellar_xdp_in(struct xdp_md *context)
 #ifdef STELLAR_REPLAY
 		packet->captured_ns = meta->now_ns;
 #endif
-		reason = observe(packet);
+		reason = observe(packet, &seen);
 #ifdef STELLAR_REPLAY
 		if (reason == REASON_ROCE)
 			count_opcode(packet->opcode);
 #endif
 	}
 	count_reason(port, DIRECTION_INGRESS, reason);
+#ifndef STELLAR_REPLAY
+	if (port_acts() && reason == REASON_ROCE && seen.flow && hand_over_ingress(packet, &seen) &&
+	    act_ingress(packet))
+		return XDP_DROP;
+#endif
 	return XDP_PASS;
 }

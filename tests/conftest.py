@@ -17,6 +17,7 @@ from controller.dataplane.loader import (
     Dataplane,
     compile_dataplane,
 )
+from tests.acting import Acting
 from tests.hook import MAX_FLOWS, PACKET_MEMBERS, VERDICTS, Hook, Replay, clear, run_c
 
 
@@ -103,6 +104,22 @@ def xdp(hooks: dict[str, Hook]) -> Hook:
 def egress(hooks: dict[str, Hook]) -> Hook:
     """tc egress, with the maps of `xdp`."""
     return hooks[TC_EGRESS]
+
+
+@pytest.fixture(scope="session")
+def _acting(root: None, packet_dtype: np.dtype) -> Iterator[Acting]:
+    dataplane = Dataplane(compile_dataplane({"STELLAR_TEST_CLOCK": "1"}), max_flows=MAX_FLOWS)
+    acting = Acting(dataplane, packet_dtype)
+    yield acting
+    acting.close()
+    dataplane.close()
+
+
+@pytest.fixture
+def acting(_acting: Acting) -> Acting:
+    """The programs of a port that acts, on the test's own clock, with empty maps."""
+    _acting.reset()
+    return _acting
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,12 @@ class Hook:
     """One loaded program on one port, and the maps behind it."""
 
     def __init__(
-        self, dataplane: Dataplane, function: str, packet_dtype: np.dtype, port: int = PORT
+        self,
+        dataplane: Dataplane,
+        function: str,
+        packet_dtype: np.dtype,
+        port: int = PORT,
+        acts: bool = False,
     ) -> None:
         self.dataplane = dataplane
         self.function = function
@@ -84,7 +89,7 @@ class Hook:
         self.direction = DIRECTIONS[function]
         self.is_xdp = function == XDP_INGRESS
         self.packet_dtype = packet_dtype
-        self.fd = dataplane.load(function, port)
+        self.fd = dataplane.load(function, port, acts)
         self._verdict = VERDICTS[function]
 
     def close(self) -> None:
@@ -184,10 +189,12 @@ def _clear_hash(fd: int, key_bytes: int, value_bytes: int) -> None:
 
 
 def clear(dataplane: Dataplane) -> None:
-    """Forget all flows, pairs, requests in flight and frame counters."""
+    """Forget all flows, pairs, requests in flight, slots of flows and frame counters."""
     fds = dataplane.map_fds
     _clear_hash(fds["flows"], layout.FLOW_KEY.itemsize, layout.FLOW_STATS.itemsize)
     _clear_hash(fds["pairs"], layout.FLOW_KEY.itemsize, layout.PAIR.itemsize)
     _clear_hash(fds["inflight"], layout.INFLIGHT_KEY.itemsize, layout.INFLIGHT.itemsize)
+    if "assignments" in fds:  # the replay build acts on nothing
+        _clear_hash(fds["assignments"], layout.FLOW_KEY.itemsize, 4)
     for port in range(layout.MAX_PORTS):
         tables.clear_reasons(fds["reasons"], port)

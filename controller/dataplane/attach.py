@@ -197,7 +197,7 @@ def _attach_xdp(dataplane: Dataplane, attachment: Attachment) -> None:
             _detach_xdp(attachment)  # the kernel allows no change of mode in place
         else:
             old_fd = libbpf.prog_fd_by_id(program_id)
-    fd = dataplane.load(XDP_INGRESS, attachment.port)
+    fd = dataplane.load(XDP_INGRESS, attachment.port, attachment.acts)
     flags = _XDP_FLAGS[attachment.mode]
     try:
         if old_fd is None:
@@ -227,7 +227,7 @@ def _attach_tc(ipr: IPRoute, dataplane: Dataplane, attachment: Attachment, funct
                 f"priority {priority} and handle {handle:#x}.",
                 "Give that filter another handle.",
             )
-    fd = dataplane.load(function, attachment.port)
+    fd = dataplane.load(function, attachment.port, attachment.acts)
     try:
         ipr.tc(
             "replace-filter",
@@ -255,7 +255,7 @@ def _our_tcx_program(ifindex: int, function: str) -> int | None:
 
 def _attach_tcx(dataplane: Dataplane, attachment: Attachment, function: str) -> None:
     old_fd = _our_tcx_program(attachment.ifindex, function)
-    fd = dataplane.load(function, attachment.port)
+    fd = dataplane.load(function, attachment.port, attachment.acts)
     try:
         libbpf.tcx_attach(attachment.ifindex, fd, _TCX_HOOKS[function], old_fd)
     finally:

@@ -28,7 +28,8 @@ def parse_target(text: str) -> tuple[str, str]:
 class Attachment:
     """What is attached to one interface; kept in the state file while it lasts.
 
-    ``drops_before`` are the host's drop counters at the time of attaching.
+    ``drops_before`` are the host's drop counters at the time of attaching; ``acts``: its
+    programs act on packets of jobs, and do not only observe.
     """
 
     port: int
@@ -39,6 +40,7 @@ class Attachment:
     mode: str
     clsact_is_ours: bool
     drops_before: dict[str, int] = field(default_factory=dict)
+    acts: bool = False
 
     @property
     def label(self) -> str:

@@ -30,6 +30,16 @@ _TOOL_TIMEOUT_S = 10
 # Kinds whose IFLA_LINK is the interface below (a veth's is its other end).
 _ON_TOP = ("vlan", "macvlan", "ipvlan")
 _TC_H_ROOT = 0xFFFFFFFF
+_MBIT_Bps = 125_000
+
+
+# What can be done on each kind of interface; said at every start and in `status`.
+ABILITIES = {
+    "software": "soft-RoCE: every packet is seen and can be acted on",
+    "forwarded": "no RDMA device here: crossing packets are seen and can be acted on",
+    "bypass": "hardware RNIC: its packets are NOT seen; classes only by each queue pair's "
+    "traffic class",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Interface:
     rdma_device: str
     addresses: tuple[str, ...]
     link_kind: str = ""
+    speed_Bps: int = 0
 
     @property
     def label(self) -> str:
@@ -112,6 +123,18 @@ def _hardware_device(netns: str, interface: str) -> str:
     if netns or not folder.is_dir():
         return ""
     return next((path.name for path in sorted(folder.iterdir())), "")
+
+
+def _speed_Bps(netns: str, interface: str) -> int:
+    """Link rate of a NIC by sysfs; 0 where it says none.
+
+    Only in the first namespace, as sysfs shows the interfaces of the one it was mounted in.
+    """
+    try:
+        text = "" if netns else (Path("/sys/class/net") / interface / "speed").read_text()
+        return max(0, int(text or 0)) * _MBIT_Bps
+    except (OSError, ValueError):  # a device without a link, or one that is down
+        return 0
 
 
 def rdma_queue_pairs(netns: str, device: str) -> list[dict[str, Any]]:
@@ -206,6 +229,8 @@ def inspect(netns: str, name: str) -> Interface:
         rdma_device=device,
         addresses=addresses,
         link_kind=link_kind,
+        # What a virtual device says (veth: 10 Gbit/s) is no rate of anything.
+        speed_Bps=0 if link_kind else _speed_Bps(netns, name),
     )
 
 

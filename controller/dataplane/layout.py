@@ -10,12 +10,19 @@ import enum
 
 import numpy as np
 
-ABI = 1
+ABI = 2
 MAX_PORTS = 64
 MAX_FLOWS = 65536
 PSN_GAP_SLOTS = 16
 RTT_BUCKETS = 48
 RTT_FIRST_LOG2 = 9
+CLASSES = 8
+TOP_CLASS = 7
+MAX_JOBS = 256
+MAX_CONTROLS = 16384
+CLASS_UNSET = 255
+MARKER_SLOTS = 16
+MARKERS_PER_PORT = CLASSES + 1
 
 
 class Direction(enum.IntEnum):
@@ -87,6 +94,63 @@ class PairState(enum.IntEnum):
     REGISTRY = 2
 
 
+class PortFlag(enum.IntFlag):
+    """What is done on a port."""
+
+    MARK = 1
+    MARK_INSTANT = 2
+    ECHO_BECN = 4
+    ECHO_CNP = 8
+    DCQCN = 16
+    PACE = 32
+    BY_DSCP = 64
+    CONSUME_CNP = 128
+    DROP_BEYOND = 256
+
+
+class JobFlag(enum.IntFlag):
+    """What is done to a job's packets."""
+
+    SET_ECT = 1
+    DCQCN = 2
+
+
+class DcqcnFlag(enum.IntFlag):
+    """Changes to DCQCN that are switched on."""
+
+    PREDICTION = 1
+    PHASES = 2
+
+
+class PhaseNumber(enum.IntEnum):
+    """Where in its sync window a job is."""
+
+    IDLE = 0
+    BEGIN = 1
+    MIDDLE = 2
+    END = 3
+
+
+class Act(enum.IntEnum):
+    """What was done to packets of a port."""
+
+    CLASSED = 0
+    REWRITTEN = 1
+    ECT_SET = 2
+    MARKED = 3
+    NOT_ECT = 4
+    WINDOW_ONLY = 5
+    WINDOW_SPARED = 6
+    ECHO_BECN = 7
+    ECHO_CNP = 8
+    ECHO_FAILED = 9
+    CNP_CONSUMED = 10
+    CUT = 11
+    PACED = 12
+    BEYOND_HORIZON = 13
+    PLAN_EXPIRED = 14
+
+
 PSN_GAP = np.dtype([("start", "<u4"), ("count", "<u4")])
 
 FLOW_KEY = np.dtype(
@@ -150,7 +214,11 @@ FLOW_STATS = np.dtype(
         ("sport", "<u2"),
         ("vlan_tci", "<u2"),
         ("sport_changes", "<u4"),
-        ("pad", "<u4"),
+        ("epoch", "<u4"),
+        ("slot", "<u4"),
+        ("echo_ce", "<u4"),
+        ("echo_ns", "<u8"),
+        ("echoes", "<u8"),
         ("gaps", PSN_GAP, PSN_GAP_SLOTS),
         ("rtt_hist", "<u4", RTT_BUCKETS),
     ]
@@ -172,6 +240,151 @@ FLOW_EVENT = np.dtype(
     [("key", FLOW_KEY), ("first_ns", "<u8"), ("psn", "<u4"), ("opcode", "u1"), ("pad", "u1", 3)]
 )
 REPLAY_META = np.dtype([("now_ns", "<u8"), ("wire_len", "<u4"), ("pad", "<u4")])
+TEST_CLOCK = np.dtype([("now_ns", "<u8"), ("step_ns", "<u8")])
+
+PORT_CONTROL = np.dtype(
+    [
+        ("flags", "<u4"),
+        ("priority_base", "<u4"),
+        ("link_Bps", "<u8"),
+        ("drain_q24", "<u8"),
+        ("slot_ns", "<u8"),
+        ("horizon_ns", "<u8"),
+        ("echo_interval_ns", "<u8"),
+    ]
+)
+CLASS_CONTROL = np.dtype(
+    [
+        ("priority", "<u4"),
+        ("kmin_bytes", "<u4"),
+        ("kmax_bytes", "<u4"),
+        ("pmax_q32", "<u4"),
+        ("drain_q24", "<u8"),
+        ("dscp", "u1"),
+        ("pad", "u1", 7),
+    ]
+)
+JOB_SETTINGS = np.dtype(
+    [
+        ("flags", "<u4"),
+        ("class_default", "u1"),
+        ("class_floor", "u1"),
+        ("class_ceiling", "u1"),
+        ("plan_buffer", "u1"),
+        ("pace_Bps", "<u8"),
+        ("gap_ns", "<u8"),
+    ]
+)
+JOB_PLAN = np.dtype(
+    [
+        ("expected_bytes", "<u8"),
+        ("window_start_ns", "<u8"),
+        ("deadline_ns", "<u8"),
+        ("valid_until_ns", "<u8"),
+        ("rate_Bps", "<u8"),
+        ("pace_Bps", "<u8"),
+        ("predicted_Bps", "<u8"),
+        ("gap_ns", "<u8"),
+        ("class_floor", "u1"),
+        ("class_ceiling", "u1"),
+        ("pad", "u1", 6),
+    ]
+)
+JOB_PROGRESS = np.dtype(
+    [
+        ("lock", "<u4"),
+        ("iteration", "<u4"),
+        ("start_ns", "<u8"),
+        ("last_ns", "<u8"),
+        ("bytes", "<u8"),
+    ]
+)
+ITERATION_EVENT = np.dtype(
+    [
+        ("job", "<u4"),
+        ("iteration", "<u4"),
+        ("start_ns", "<u8"),
+        ("previous_start_ns", "<u8"),
+        ("previous_last_ns", "<u8"),
+        ("previous_bytes", "<u8"),
+    ]
+)
+LAXITY_CONTROL = np.dtype(
+    [
+        ("raise_ns", "<i8", CLASSES - 1),
+        ("lower_ns", "<i8", CLASSES - 1),
+        ("raise_drained", "<u8"),
+    ]
+)
+DCQCN_CONTROL = np.dtype(
+    [
+        ("link_Bps", "<u8"),
+        ("min_rate_Bps", "<u8"),
+        ("rate_ai_Bps", "<u8"),
+        ("rate_hai_Bps", "<u8"),
+        ("timer_ns", "<u8"),
+        ("byte_counter", "<u8"),
+        ("alpha_update_ns", "<u8"),
+        ("decrease_interval_ns", "<u8"),
+        ("initial_alpha_q32", "<u8"),
+        ("g_q32", "<u4"),
+        ("max_decrease_q24", "<u4"),
+        ("fast_recovery_steps", "<u4"),
+        ("flags", "<u4"),
+        ("first_cut_Bps", "<u8"),
+        ("phase_q8", "<u4", len(PhaseNumber)),
+        ("begin_q8", "<u4"),
+        ("end_q8", "<u4"),
+    ]
+)
+FLOW_CONTROL = np.dtype(
+    [
+        ("lock", "<u4"),
+        ("job", "<u4"),
+        ("class", "u1"),
+        ("limited", "u1"),
+        ("cut_before", "u1"),
+        ("phase", "u1"),
+        ("iteration", "<u4"),
+        ("departure_ns", "<u8"),
+        ("rc_Bps", "<u8"),
+        ("rt_Bps", "<u8"),
+        ("alpha_q32", "<u8"),
+        ("alpha_ns", "<u8"),
+        ("cut_ns", "<u8"),
+        ("expiry_ns", "<u8"),
+        ("bytes", "<u8"),
+        ("timer_stage", "<u4"),
+        ("byte_stage", "<u4"),
+        ("packets", "<u8"),
+        ("feedback", "<u8"),
+        ("suppressed", "<u8"),
+        ("cuts", "<u8"),
+        ("prediction_starts", "<u8"),
+        ("prediction_floors", "<u8"),
+        ("increases", "<u8", len(PhaseNumber)),
+        ("class_changes", "<u8"),
+        ("class_packets", "<u8", CLASSES),
+        ("paced", "<u8"),
+        ("beyond_horizon", "<u8"),
+        ("marked", "<u8"),
+    ]
+)
+MARKER = np.dtype(
+    [
+        ("lock", "<u4"),
+        ("oldest", "<u4"),
+        ("arrived", "<u8"),
+        ("base_arrived", "<u8"),
+        ("base_ns", "<u8"),
+        ("base_queue", "<u8"),
+        ("slot_end_ns", "<u8"),
+        ("sum", "<u8"),
+        ("average", "<u8"),
+        ("queue", "<u8"),
+        ("samples", "<u4", MARKER_SLOTS),
+    ]
+)
 
 
 def rtt_bucket_bounds_ns() -> np.ndarray:

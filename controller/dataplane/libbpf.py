@@ -195,6 +195,7 @@ class TestRun:
     retval: int
     data: bytes
     ns_per_run: int
+    context: bytes = b""
 
     __test__ = False  # not a test class, whatever pytest makes of the name
 
@@ -375,7 +376,10 @@ def test_run(
     repeat: int = 1,
     data_out_bytes: int | None = None,
 ) -> TestRun:
-    """BPF_PROG_TEST_RUN: run a program on `data`, `repeat` times in the kernel."""
+    """BPF_PROG_TEST_RUN: run a program on `data`, `repeat` times in the kernel.
+
+    `context` is a struct __sk_buff or xdp_md; as the program left it, it is in the result.
+    """
     size_out = len(data) + 64 if data_out_bytes is None else data_out_bytes
     out = ct.create_string_buffer(size_out) if size_out else None
     opts = _TestRunOpts(sz=ct.sizeof(_TestRunOpts), data_size_in=len(data), repeat=repeat)
@@ -385,8 +389,15 @@ def test_run(
     if context is not None:
         opts.ctx_in = ct.cast(ct.c_char_p(context), ct.c_void_p)
         opts.ctx_size_in = len(context)
+        context_out = ct.create_string_buffer(len(context))
+        opts.ctx_out, opts.ctx_size_out = ct.addressof(context_out), len(context)
     _check(library().bpf_prog_test_run_opts(fd, ct.byref(opts)), "test run")
-    return TestRun(opts.retval, out.raw[: opts.data_size_out] if out else b"", opts.duration)
+    return TestRun(
+        opts.retval,
+        out.raw[: opts.data_size_out] if out else b"",
+        opts.duration,
+        context_out.raw if context is not None else b"",
+    )
 
 
 test_run.__test__ = False  # type: ignore[attr-defined]

@@ -27,7 +27,17 @@ KERNEL_NAMES = {
     TC_INGRESS: "stellar_ti",
     TC_EGRESS: "stellar_te",
 }
-_PORT_PLACEHOLDER = 0x57E11A01  # bpf/port.h, in both halves of the immediate
+# bpf/port.h, in both halves of the immediate
+_PORT_PLACEHOLDER = 0x57E11A01
+_ACTS_PLACEHOLDER = 0x57E11A02
+# Only programs that act hold these: where none was attached, they died with the controller.
+_CONTROL_MAPS = frozenset({
+    "port_controls", "class_controls", "dcqcn_controls", "laxity_controls", "dscp_classes", "jobs",
+    "plans", "assignments", "control_epoch", "crc32_table", "controls", "progress",
+    "job_departures", "markers", "acts",
+})  # fmt: skip
+# Maps whose values begin with a bpf_spin_lock (bpf/maps.h).
+_LOCKED_MAPS = ("flows", "controls", "progress", "markers")
 _LD_IMM64 = 0x18
 _PSEUDO_MAP_FD = 1
 
@@ -64,17 +74,19 @@ def _lock_btf(name: str, key_size: int, value_size: int) -> bytes:
     return prologue + types + bytes(strings)
 
 
-def _relocate(program: Program, map_fds: Mapping[str, int], port: int) -> bytes:
+def _relocate(program: Program, map_fds: Mapping[str, int], port: int, acts: bool) -> bytes:
     code = bytearray(program.instructions)
     for index, name in program.map_loads:
         struct.pack_into("<I", code, index * 8 + 4, map_fds[name])
     patched = 0
     for start in range(0, len(code) - 8, 8):
         low, high = (struct.unpack_from("<I", code, start + offset)[0] for offset in (4, 12))
-        if code[start] == _LD_IMM64 and low == high == _PORT_PLACEHOLDER:
-            struct.pack_into("<I", code, start + 4, port)
+        if code[start] != _LD_IMM64 or low != high:
+            continue
+        if low in (_PORT_PLACEHOLDER, _ACTS_PLACEHOLDER):
+            struct.pack_into("<I", code, start + 4, port if low == _PORT_PLACEHOLDER else acts)
             struct.pack_into("<I", code, start + 12, 0)
-            patched += 1
+            patched += low == _PORT_PLACEHOLDER
     if not patched and program.name in KERNEL_NAMES:
         raise StellarError(f"{program.name} has no place for the port number (bpf/port.h).")
     return bytes(code)
@@ -122,10 +134,11 @@ class Dataplane:
         btf_fd = -1
         try:
             btf = None
-            if spec.name == "flows":
+            if spec.name in _LOCKED_MAPS:
                 blob = _lock_btf(spec.name, spec.key_size, spec.value_size)
                 btf_fd = libbpf.btf_load(blob)
-                btf = (btf_fd, 3, 4)
+                # An array's key has to be the number itself.
+                btf = (btf_fd, 1 if spec.type == libbpf.MAP_TYPE_ARRAY else 3, 4)
             return libbpf.map_create(
                 spec.type, spec.name, spec.key_size, spec.value_size, entries, spec.flags, btf
             )
@@ -140,6 +153,9 @@ class Dataplane:
             try:
                 self.map_fds[name] = libbpf.map_fd_by_id(ids[name])
             except (KeyError, OSError) as error:
+                if name in _CONTROL_MAPS:
+                    self.map_fds[name] = self._create_map(spec, spec.max_entries)
+                    continue
                 raise StellarError(f"Map {name} of the earlier controller is gone.") from error
             info = libbpf.map_info(self.map_fds[name])
             found = (info.name, info.type, info.key_size, info.value_size)
@@ -157,7 +173,7 @@ class Dataplane:
         """Kernel ids of the maps, by which a later controller finds them."""
         return {name: libbpf.map_info(fd).id for name, fd in self.map_fds.items()}
 
-    def load(self, function: str, port: int) -> int:
+    def load(self, function: str, port: int, acts: bool = False) -> int:
         """Load one of the programs for an attachment; returns its descriptor.
 
         Parameters
@@ -166,6 +182,8 @@ class Dataplane:
             XDP_INGRESS, TC_INGRESS or TC_EGRESS.
         port
             Number of the attachment, 0 .. MAX_PORTS - 1.
+        acts
+            Whether it acts on packets of jobs, or observes only.
         """
         program = self._artifact.programs[function]
         is_xdp = function.startswith("stellar_xdp")
@@ -174,7 +192,7 @@ class Dataplane:
             return libbpf.prog_load(
                 libbpf.PROG_TYPE_XDP if is_xdp else libbpf.PROG_TYPE_SCHED_CLS,
                 kernel_name,
-                _relocate(program, self.map_fds, port),
+                _relocate(program, self.map_fds, port, acts),
                 # rxe wants MTU 4200 for 4096-byte packets, more than one XDP buffer.
                 libbpf.BPF_F_XDP_HAS_FRAGS if is_xdp else 0,
             )

@@ -7,7 +7,8 @@ import struct
 
 import pytest
 
-from controller.dataplane import bench
+from controller.dataplane import bench, layout
+from controller.dataplane.bench_control import BenchControl
 from controller.dataplane.bench_report import HOOKS, PACKETS, PROGRAMS, BenchReport
 from controller.errors import InputError, StellarError
 
@@ -36,7 +37,7 @@ def test_every_program_is_measured_at_every_hook(report: BenchReport) -> None:
 
 def test_the_flow_table_gained_every_measured_packet(report: BenchReport) -> None:
     for result in report.results:
-        expected = REPEAT * ROUNDS if result.program == "observe" else None
+        expected = REPEAT * ROUNDS if result.program in ("observe", "full") else None
         assert result.counted_packets == expected, result
 
 
@@ -45,7 +46,7 @@ def test_lengths_tell_which_frames_are_cut(report: BenchReport) -> None:
         if result.packet == "ack":
             assert result.wire_bytes == result.frame_bytes == 14 + 20 + 8 + 12 + 4 + 4
         else:
-            assert result.wire_bytes == 14 + 20 + 8 + 12 + 4096 + 4
+            assert result.wire_bytes == 14 + 20 + 8 + 12 + 16 + 4096 + 4
             assert (result.frame_bytes < result.wire_bytes) == result.hook.startswith("tc")
 
 
@@ -55,6 +56,9 @@ def test_json_has_the_documented_keys(report: BenchReport) -> None:
     assert all(keys <= set(row) for row in document["results"])
     ratios = {(r["hook"], r["packet"], r["flows"]) for r in document["ratio_observe_to_lookup"]}
     assert len(ratios) == len(HOOKS) * len(PACKETS) * len(FLOWS)
+    full = {(r["hook"], r["packet"], r["flows"]) for r in document["ratio_full_to_observe"]}
+    assert full == ratios
+    assert (document["ratio_limit_one_flow"], document["ratio_limit_full_egress"]) == (2.5, 2.0)
     assert {"cpu", "kernel", "bpf_jit"} <= set(document["machine"])
 
 
@@ -97,3 +101,15 @@ def test_packets_that_are_not_counted_are_an_error(monkeypatch: pytest.MonkeyPat
 def test_impossible_arguments_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(InputError):
         bench.bench_dataplane(**options)  # type: ignore[arg-type]
+
+
+def test_a_full_run_that_did_not_act_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BenchControl, "take_flows", lambda *_: None)
+    with pytest.raises(StellarError, match=r"full at tc_egress .* 0 packets of the job"):
+        bench.bench_dataplane(repeat=10, flows=(1,), packets=("data4k",), rounds=1)
+
+
+def test_more_flows_than_slots_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "MAX_CONTROLS", 4)
+    report = bench.bench_dataplane(repeat=100, flows=(10,), packets=("data4k",), rounds=1)
+    assert [r.counted_packets for r in report.results if r.program == "full"] == [100] * 3

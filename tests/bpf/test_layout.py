@@ -21,7 +21,18 @@ STRUCTS = {
     "inflight": layout.INFLIGHT,
     "pair": layout.PAIR,
     "flow_event": layout.FLOW_EVENT,
+    "port_control": layout.PORT_CONTROL,
+    "class_control": layout.CLASS_CONTROL,
+    "job_settings": layout.JOB_SETTINGS,
+    "job_plan": layout.JOB_PLAN,
+    "job_progress": layout.JOB_PROGRESS,
+    "iteration_event": layout.ITERATION_EVENT,
+    "laxity_control": layout.LAXITY_CONTROL,
+    "dcqcn_control": layout.DCQCN_CONTROL,
+    "flow_control": layout.FLOW_CONTROL,
+    "marker": layout.MARKER,
     "replay_meta": layout.REPLAY_META,
+    "test_clock": layout.TEST_CLOCK,
 }
 ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
     "direction": ("DIRECTION_", layout.Direction),
@@ -30,6 +41,14 @@ ENUMS: dict[str, tuple[str, type[enum.IntEnum]]] = {
     "transport": ("TRANSPORT_", layout.Transport),
     "nak_code": ("NAK_", layout.NakCode),
     "pair_state": ("PAIR_", layout.PairState),
+    "phase": ("PHASE_", layout.PhaseNumber),
+    "act": ("ACT_", layout.Act),
+}
+# Bits are #define constants in C, NAME_ and the member's name.
+FLAGS: dict[str, type[enum.IntFlag]] = {
+    "PORT_": layout.PortFlag,
+    "JOB_": layout.JobFlag,
+    "DCQCN_": layout.DcqcnFlag,
 }
 CONSTANTS = {
     "STELLAR_ABI": layout.ABI,
@@ -38,14 +57,56 @@ CONSTANTS = {
     "PSN_GAP_SLOTS": layout.PSN_GAP_SLOTS,
     "RTT_BUCKETS": layout.RTT_BUCKETS,
     "RTT_FIRST_LOG2": layout.RTT_FIRST_LOG2,
+    "STELLAR_CLASSES": layout.CLASSES,
+    "STELLAR_TOP_CLASS": layout.TOP_CLASS,
+    "STELLAR_MAX_JOBS": layout.MAX_JOBS,
+    "STELLAR_MAX_CONTROLS": layout.MAX_CONTROLS,
+    "CLASS_UNSET": layout.CLASS_UNSET,
+    "MARKER_SLOTS": layout.MARKER_SLOTS,
+    "MARKERS_PER_PORT": layout.MARKERS_PER_PORT,
+    "LAXITY_THRESHOLDS": layout.CLASSES - 1,
 }
+_U32, _U64 = np.dtype("<u4"), np.dtype("<u8")
 # Maps by name: (key, value) as Python reads them.
 MAPS = {
     "flows": (layout.FLOW_KEY, layout.FLOW_STATS),
-    "flow_template": (np.dtype("<u4"), layout.FLOW_STATS),
+    "flow_template": (_U32, layout.FLOW_STATS),
     "inflight": (layout.INFLIGHT_KEY, layout.INFLIGHT),
     "pairs": (layout.FLOW_KEY, layout.PAIR),
-    "reasons": (np.dtype("<u4"), np.dtype("<u8")),
+    "reasons": (_U32, _U64),
+    "port_controls": (_U32, layout.PORT_CONTROL),
+    "class_controls": (_U32, layout.CLASS_CONTROL),
+    "dcqcn_controls": (_U32, layout.DCQCN_CONTROL),
+    "laxity_controls": (_U32, layout.LAXITY_CONTROL),
+    "dscp_classes": (_U32, _U32),
+    "jobs": (_U32, layout.JOB_SETTINGS),
+    "plans": (_U32, layout.JOB_PLAN),
+    "assignments": (layout.FLOW_KEY, _U32),
+    "control_epoch": (_U32, _U32),
+    "crc32_table": (_U32, _U32),
+    "controls": (_U32, layout.FLOW_CONTROL),
+    "progress": (_U32, layout.JOB_PROGRESS),
+    "job_departures": (_U32, _U64),
+    "markers": (_U32, layout.MARKER),
+    "acts": (_U32, _U64),
+}
+ENTRIES = {
+    "reasons": layout.MAX_PORTS * len(layout.Direction) * len(layout.Reason),
+    "flows": layout.MAX_FLOWS,
+    "pairs": layout.MAX_FLOWS,
+    "port_controls": layout.MAX_PORTS,
+    "class_controls": layout.MAX_PORTS * layout.CLASSES,
+    "dcqcn_controls": layout.MAX_PORTS,
+    "dscp_classes": 64,
+    "jobs": layout.MAX_JOBS,
+    "plans": 2 * layout.MAX_JOBS,
+    "assignments": layout.MAX_CONTROLS,
+    "crc32_table": 256,
+    "controls": layout.MAX_CONTROLS,
+    "progress": layout.MAX_JOBS,
+    "job_departures": layout.MAX_JOBS * layout.MAX_PORTS,
+    "markers": layout.MAX_PORTS * layout.MARKERS_PER_PORT,
+    "acts": layout.MAX_PORTS * len(layout.Act),
 }
 HEADER = (SOURCE_DIRECTORY / "shared.h").read_text()
 
@@ -57,10 +118,17 @@ def enumerators(name: str) -> list[str]:
     return re.findall(r"[A-Z][A-Z0-9_]*", body)
 
 
+def flags_in_c() -> list[str]:
+    """Names of all bits: constants of 1, 2, 4 .. whose name begins as one of FLAGS."""
+    found = re.findall(r"^#define (\w+)\s+(\d+)", HEADER, re.MULTILINE)
+    bits = {str(1 << bit) for bit in range(32)}
+    return [name for name, value in found if name.startswith(tuple(FLAGS)) and value in bits]
+
+
 @pytest.fixture(scope="module")
 def compiler_says(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """Value of each C expression below, by its text."""
-    expressions = [*CONSTANTS]
+    expressions = [*CONSTANTS, *flags_in_c()]
     for struct, dtype in STRUCTS.items():
         expressions.append(f"sizeof(struct {struct})")
         for member in dtype.names or ():
@@ -113,6 +181,14 @@ def test_an_enum_has_the_same_names_and_values(name: str, compiler_says: dict[st
     assert count == len(mirror)
 
 
+@pytest.mark.parametrize("prefix", FLAGS)
+def test_a_set_of_bits_has_the_same_names_and_values(
+    prefix: str, compiler_says: dict[str, int]
+) -> None:
+    in_c = {name: compiler_says[name] for name in flags_in_c() if name.startswith(prefix)}
+    assert in_c == {prefix + str(member.name): member.value for member in FLAGS[prefix]}
+
+
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_has_the_same_value(name: str, compiler_says: dict[str, int]) -> None:
     assert compiler_says[name] == CONSTANTS[name]
@@ -122,9 +198,13 @@ def test_the_compiled_maps_have_the_sizes_that_python_reads(artifact: Artifact) 
     for name, (key, value) in MAPS.items():
         spec = artifact.maps[name]
         assert (spec.key_size, spec.value_size) == (key.itemsize, value.itemsize), name
-    entries = {name: spec.max_entries for name, spec in artifact.maps.items()}
-    assert entries["reasons"] == layout.MAX_PORTS * len(layout.Direction) * len(layout.Reason)
-    assert entries["flows"] == entries["pairs"] == layout.MAX_FLOWS
+    for name, entries in ENTRIES.items():
+        assert artifact.maps[name].max_entries == entries, name
+
+
+def test_every_map_that_python_reads_or_writes_is_compared(artifact: Artifact) -> None:
+    of_the_programs_alone = {"events", "packet_in_hand"}
+    assert set(artifact.maps) == set(MAPS) | of_the_programs_alone
 
 
 def test_the_ring_buffer_holds_4096_events(artifact: Artifact) -> None:
