@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from controller.agent.agent import require_kernel
+from controller.agent.requirements import require_kernel
 from controller.dataplane.interfaces import Interface, cautions
 from controller.errors import UnsupportedError
 from controller.telemetry.live import flow_rates, rates_table
@@ -83,6 +83,7 @@ def test_the_status_fits_80_columns_and_names_what_was_dropped() -> None:
                 {
                     "interface": "host:eth0", "kind": "bypass", "mode": "native", "mtu_bytes": 4200,
                     "rdma_device": "mlx5_0",
+                    "acts": False, "control": None, "qdisc": None,
                     "cautions": cautions(interface("bypass", ""), "native"),
                     "frames": {
                         "ingress": {"roce": 12, "ip_fragment": 3, "truncated": 10**12,
@@ -93,7 +94,7 @@ def test_the_status_fits_80_columns_and_names_what_was_dropped() -> None:
                     "retired_flows": 2, "retired_packets": 9,
                 }
             ],
-            "events": [{"time": 0.0, "event": "x" * 30 + " " + "y" * 60}],
+            "jobs": [], "events": [{"time": 0.0, "event": "x" * 30 + " " + "y" * 60}],
         }
     )  # fmt: skip
     assert max(map(len, text.splitlines())) <= 80
