@@ -11,12 +11,15 @@ import contextlib
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from controller import __version__
+from controller.cli_control import class_group, job
+from controller.cli_qdisc import qdisc
 from controller.errors import InputError, StellarError
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON (a stable interface).")
@@ -64,6 +67,8 @@ def cli(ctx: click.Context, run_dir: Path) -> None:
       sudo controller flows               what the flows do
       sudo controller explain FLOW        what is wrong with one of them
       controller analyze FILE.pcap        the same for a capture
+      sudo controller qdisc setup eth0 --rate 25gbit    queues for the classes
+      sudo controller job set NAME --match src=10.0.0.0/8    steer a job
     """  # noqa: D301 - \b tells click to keep the lines
     ctx.obj = run_dir
 
@@ -77,6 +82,12 @@ def _run(ctx: click.Context) -> Any:
 # ---- life of a controller ----
 
 
+def _with_targets(configured: tuple[Any, ...], added: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The configured interfaces, and those of -i; one that is in both keeps its table."""
+    known = {(entry.netns, entry.name) for entry in configured}
+    return configured + tuple(e for e in added if (e.netns, e.name) not in known)
+
+
 @cli.command()
 @click.option("-i", "--interface", "targets", multiple=True, metavar="[NETNS:]IF",
               help="Interface to attach to; repeat for several.")  # fmt: skip
@@ -84,7 +95,7 @@ def _run(ctx: click.Context) -> Any:
               show_default=True,
               help="Ingress hook: XDP in the driver, XDP generic, or tc.")  # fmt: skip
 @click.option("--config", "config_path", type=click.Path(path_type=Path),
-              help="TOML file; -i adds to its interfaces.")  # fmt: skip
+              help="TOML file; -i adds interfaces that it does not name.")  # fmt: skip
 @click.option("--detach", is_flag=True, help="Go to the background once everything is attached.")
 @click.option("--ready-fd", type=int, hidden=True)
 @click.pass_context
@@ -106,7 +117,7 @@ def start(
 
     config = load_config(config_path) if config_path else Config()
     added = tuple(InterfaceConfig.parse(target, mode) for target in targets)
-    config = Config(config.interfaces + added, config.observe)
+    config = replace(config, interfaces=_with_targets(config.interfaces, added))
     if detach:
         arguments = [f"--mode={mode}"]
         arguments += [f"--interface={target}" for target in targets]
@@ -128,9 +139,9 @@ def stop(ctx: click.Context, timeout_s: float, as_json: bool) -> None:
 
     Works after a crash, too, and twice in a row; touches nothing of others.
     """
-    from controller.agent import agent
+    from controller.agent import ending
 
-    was_running, labels = agent.end(_run(ctx), timeout_s)
+    was_running, labels = ending.end(_run(ctx), timeout_s)
     if as_json:
         _print_json({"was_running": was_running, "detached": labels})
     elif was_running:
@@ -329,6 +340,11 @@ def bench_flows_command(flows: int, as_json: bool) -> None:
         _print_json(result.to_json())
     else:
         click.echo(result.to_text())
+
+
+cli.add_command(class_group, "class")
+cli.add_command(job)
+cli.add_command(qdisc)
 
 
 def main() -> None:

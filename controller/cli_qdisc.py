@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from controller.errors import UsageError
+from controller.errors import NotRunningError, UsageError
+
+if TYPE_CHECKING:
+    from controller.priority.classes import TrafficClass
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON (a stable interface).")
 _TARGET = click.argument("interface", metavar="[NETNS:]IF")
@@ -35,6 +39,28 @@ def _shares(option: str, texts: tuple[str, ...]) -> dict[int, float]:
     return result
 
 
+def _classes(ctx: click.Context) -> tuple[TrafficClass, ...]:
+    """Classes of the running controller, or the default ones where none runs."""
+    from controller.agent import client
+    from controller.agent.state import RunDirectory
+    from controller.priority.classes import TrafficClass, default_classes
+
+    try:
+        answer = client.ask(RunDirectory(ctx.obj), "classes")
+    except NotRunningError:
+        return default_classes()
+    return tuple(TrafficClass.from_json(entry) for entry in answer["classes"])
+
+
+def _tell_controller(ctx: click.Context) -> None:
+    """A running controller looks at its interfaces' queues at once, not within seconds."""
+    from controller.agent import client
+    from controller.agent.state import RunDirectory
+
+    with contextlib.suppress(NotRunningError):
+        client.ask(RunDirectory(ctx.obj), "refresh")
+
+
 @click.group()
 def qdisc() -> None:
     """Queues that enforce classes at an interface's egress.
@@ -59,7 +85,9 @@ def qdisc() -> None:
               help="Timeout attribute of the queue pairs (4.096 us * 2^N): a floor should drain "
                    "one window in half of it.")  # fmt: skip
 @_JSON
+@click.pass_context
 def setup_command(
+    ctx: click.Context,
     interface: str,
     rate: str | None,
     kind: str,
@@ -70,6 +98,7 @@ def setup_command(
 ) -> None:
     """Give each class its queue, floor and ceiling; again: change them in place.
 
+    The classes are the running controller's (class show), or the default ones.
     Changing rates, floors or ceilings of a tree that is there loses no packet. The
     first setup and a change of --kind swap the root qdisc: the kernel may then refuse
     a packet, and a soft-RoCE queue pair that sends at that moment can die of it (1 of 8
@@ -84,7 +113,7 @@ def setup_command(
     netns, name = parse_target(interface)
     rate_Bps = parse_rate_Bps(rate, "--rate") if rate is not None else None
     floor_shares, ceiling_shares = _shares("--floor", floors), _shares("--ceiling", ceilings)
-    classes = default_classes()
+    classes = _classes(ctx)
     for number in range(len(classes)):
         fields = {}
         if number in ceiling_shares:
@@ -93,8 +122,14 @@ def setup_command(
             fields["floor_share"] = floor_shares[number]
         if fields:
             classes = change(classes, number, **fields)
-    raisable = set(range(len(classes))) - set(floor_shares)
+    defaults = default_classes()
+    raisable = {
+        number
+        for number in set(range(len(classes))) - set(floor_shares)
+        if classes[number].floor_share == defaults[number].floor_share
+    }
     done = setup(netns, name, classes, rate_Bps, kind, qp_timeout, raisable)
+    _tell_controller(ctx)
     if as_json:
         _print_json(setup_json(done))
     else:
@@ -104,7 +139,8 @@ def setup_command(
 @qdisc.command("clear")
 @_TARGET
 @_JSON
-def clear_command(interface: str, as_json: bool) -> None:
+@click.pass_context
+def clear_command(ctx: click.Context, interface: str, as_json: bool) -> None:
     """Take ours away and restore the kernel's default; others' stay. Works twice.
 
     What waits in the queues is lost, and the kernel may refuse a packet: a soft-RoCE
@@ -116,6 +152,7 @@ def clear_command(interface: str, as_json: bool) -> None:
 
     netns, name = parse_target(interface)
     was_there = clear(netns, name)
+    _tell_controller(ctx)
     if as_json:
         _print_json({"interface": interface, "cleared": was_there})
     elif was_there:

@@ -19,7 +19,6 @@ from controller.priority.jobs import (
     DEFAULT_CEILING,
     DEFAULT_CLASS,
     DEFAULT_ENV_VARIABLE,
-    DEFAULT_GAP_ns,
     Job,
     JobMatch,
     check_jobs,
@@ -325,7 +324,7 @@ def _read_jobs(path: Path, entries: list[Section]) -> tuple[Job, ...]:
             "set_ect": section.flag("set_ect", False),
             "rate_Bps": section.rate("rate", 0, MIN_RATE_Bps, MAX_RATE_Bps),
             "dcqcn": section.flag("dcqcn", None),
-            "gap_ns": section.duration("gap", DEFAULT_GAP_ns, 1, 3600 * _S),
+            "gap_ns": section.duration("gap", 0, 1, 3600 * _S),
         }
         with told_with(section.label):
             jobs.append(Job(name, match, **values))

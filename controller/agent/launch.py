@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from controller import errors
-from controller.agent.agent import Agent, require_privileges
+from controller.agent.agent import Agent
+from controller.agent.requirements import require_privileges
 from controller.agent.state import RunDirectory
 from controller.config import Config
 from controller.errors import StellarError

@@ -24,11 +24,12 @@ _FILES = {"state.json", "state.new", "control.sock", "controller.log", "lock"}
 
 @dataclass
 class State:
-    """Contents of the state file."""
+    """Contents of the state file. ``control``: classes and jobs, see `Steering.to_json`."""
 
     attachments: list[Attachment] = field(default_factory=list)
     map_ids: dict[str, int] = field(default_factory=dict)
     abi: int = layout.ABI
+    control: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Members by name."""
@@ -36,6 +37,7 @@ class State:
             "abi": self.abi,
             "map_ids": self.map_ids,
             "attachments": [attachment.to_json() for attachment in self.attachments],
+            "control": self.control,
         }
 
 
@@ -130,6 +132,7 @@ class RunDirectory:
                 [Attachment(**entry) for entry in document["attachments"]],
                 {str(name): int(number) for name, number in document["map_ids"].items()},
                 int(document["abi"]),
+                dict(document.get("control", {})),
             )
         except FileNotFoundError:
             return None

@@ -45,10 +45,6 @@ DEFAULT_CLASS = 3
 # The top class is for ACK, NAK and CNP; a job gets there only when its ceiling says so.
 DEFAULT_CEILING = CLASSES - 2
 
-# Longer than the pauses inside one AllReduce (a bucket that is late by some ms), shorter than
-# the compute phase of the models that train over RDMA.
-DEFAULT_GAP_ns = 20_000_000
-
 # 31 characters and a zero fit the name that the dataplane keeps. None of them means anything
 # to fnmatch, so a name is a pattern for itself.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,31}", re.ASCII)
@@ -75,7 +71,7 @@ class Job:
     dcqcn
         Whether DCQCN governs its flows; None: as the configuration says for all.
     gap_ns
-        A silence this long ends an iteration.
+        A silence this long ends an iteration; 0: by the link's rate.
 
     Raises
     ------
@@ -91,7 +87,7 @@ class Job:
     set_ect: bool = False
     rate_Bps: int = 0
     dcqcn: bool | None = None
-    gap_ns: int = DEFAULT_GAP_ns
+    gap_ns: int = 0
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -108,7 +104,7 @@ class Job:
                 f"{self.class_ceiling} (class_floor .. class_ceiling)."
             )
         check_rate_or_none(f"{where} rate", self.rate_Bps)
-        check_integer(f"{where} gap_ns", self.gap_ns, 1, MAX_TIME_ns)
+        check_integer(f"{where} gap_ns", self.gap_ns, 0, MAX_TIME_ns)
 
     def to_json(self) -> dict[str, Any]:
         """Members by name."""
@@ -270,3 +266,13 @@ def _check_range(where: str, floor: int, ceiling: int) -> None:
             f"{where} class_floor {floor} is above class_ceiling {ceiling}; allowed: a floor up "
             "to the ceiling."
         )
+
+
+def describe_match(job: Job, env_variable: str) -> str:
+    """A job's rule in one line."""
+    criteria = job.match.to_json()
+    if not criteria:
+        return f"env {env_variable}={job.name}"
+    return ", ".join(
+        f"{name} {' | '.join(str(value) for value in values)}" for name, values in criteria.items()
+    )

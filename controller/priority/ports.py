@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controller.errors import UsageError
 from controller.units import format_rate
 
 # A slot of the marker's window (16 of them: 1 ms), as the design has it for fast links.
@@ -26,7 +27,7 @@ class PortFacts:
     tree_rate_Bps
         Of the HTB tree that `controller qdisc setup` built; 0: there is none.
     has_fq
-        fq stands at its egress, so that departure times are kept.
+        fq stands on every way out, so that departure times are kept.
     """
 
     kind: str
@@ -39,7 +40,7 @@ class PortFacts:
 class PortWishes:
     """What the configuration says; None: by what the interface is. See `InterfaceConfig`.
 
-    ``dcqcn``: some job is governed by DCQCN.
+    ``dcqcn``: some job is governed by DCQCN; ``paced_jobs``: some job or plan has a rate to hold.
     """
 
     rate_Bps: int | None = None
@@ -87,6 +88,12 @@ def plan_port(facts: PortFacts, wishes: PortWishes) -> PortPlan:
                 "or run controller qdisc setup"
             )
         mark, dcqcn = "off", False
+    elif facts.speed_Bps and link_Bps > facts.speed_Bps:
+        raise UsageError(
+            f"Rate {format_rate(link_Bps)} is above the NIC's speed, "
+            f"{format_rate(facts.speed_Bps)}.",
+            "Correct rate in its [[interface]], or leave it out.",
+        )
     echo = wishes.echo or ("becn" if wishes.dcqcn and software else "off")
     wanted = wishes.pace if wishes.pace is not None else wishes.paced_jobs or dcqcn
     if wanted and not facts.has_fq:
@@ -94,6 +101,8 @@ def plan_port(facts: PortFacts, wishes: PortWishes) -> PortPlan:
             "pacing: no fq at this egress keeps departure times; run controller qdisc setup (on a "
             "kernel with sch_fq), or make fq its root qdisc"
         )
+    if wishes.pace is False and wishes.paced_jobs:
+        missing.append("pacing: a job has a rate, but pace is off in this [[interface]]")
     if facts.tree_rate_Bps and link_Bps > facts.tree_rate_Bps:
         missing.append(
             f"rate: {format_rate(link_Bps)} is configured, but the HTB tree carries "

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from controller.dataplane.interfaces import ABILITIES
+from controller.telemetry.control_views import jobs_text, port_lines
+
 _WIDTH = 80
 
 
@@ -27,13 +30,6 @@ def human_duration(seconds: float) -> str:
             rest = whole % size // below
             return f"{whole // size}{unit} {rest}{ {'d': 'h', 'h': 'm', 'm': 's'}[unit] }"
     return f"{seconds:.1f}s"
-
-
-_KIND_NOTES = {
-    "software": "soft-RoCE: every packet is seen",
-    "forwarded": "no RDMA device here: crossing packets are seen",
-    "bypass": "hardware RNIC: its packets are NOT seen",
-}
 
 
 def _wrapped(text: str, indent: str) -> str:
@@ -61,7 +57,7 @@ def status_text(answer: Mapping[str, Any]) -> str:
         device = f", {entry['rdma_device']}" if entry["rdma_device"] else ""
         lines.append("")
         lines.append(
-            _wrapped(f"{entry['interface']}  {entry['kind']} ({_KIND_NOTES[entry['kind']]})", "")
+            _wrapped(f"{entry['interface']}  {entry['kind']} ({ABILITIES[entry['kind']]})", "")
         )
         lines.append(f"  ingress hook {entry['mode']}, MTU {entry['mtu_bytes']}{device}")
         for direction, frames in entry["frames"].items():
@@ -73,11 +69,14 @@ def status_text(answer: Mapping[str, Any]) -> str:
         if drops:
             text = ", ".join(f"{name} {count}" for name, count in drops.items())
             lines.append(_wrapped(f"drops on this host since attaching: {text}", "  "))
+        lines += [_wrapped(text, "  ") for text in port_lines(entry["control"])]
         if entry["retired_flows"]:
             lines.append(
                 f"  idle flows taken out of the table: {entry['retired_flows']} "
                 f"({entry['retired_packets']} packets)"
             )
+    if answer["jobs"]:
+        lines += ["", jobs_text(answer["jobs"])]
     cautions: dict[str, list[str]] = {}
     for entry in answer["interfaces"]:
         for caution in entry["cautions"]:

@@ -97,6 +97,16 @@ def test_a_foreign_xdp_program_is_named_and_stays(hosts: Hosts, controller: Cont
         ("[interface]\nname = 'a'\n", ["[[interface]]"]),
         ("observe = 3\n", ["observe", "a table"]),
         ("[observe\n", ["not TOML"]),
+        ("[[class]]\nnumber = 2\ndscp = 64\n", ["class[1].dscp is 64", "0 .. 63"]),
+        ("[[class]]\nnumber = 2\ndscp = 26\n", ["Classes 2 and 4 both have dscp 26"]),
+        ("[[class]]\nnumber = 2\nfloor = 0.7\n", ["key class", "110%", "up to 100 %"]),
+        ("[[class]]\nnumber = 2\nkmin = '2MB'\nkmax = '1MB'\n", ["class[1]", "above kmax"]),
+        ("[[job]]\nname = 'a'\nrate = '0mbit'\n", ["job[1].rate is '0mbit'", "8 kbit/s .. "]),
+        ("[[job]]\nname = 'a'\n[[job]]\nname = 'a'\n", ["Job a stands twice"]),
+        ("[[job]]\nname = 'a'\nmatch.src = 'b'\n", ["job[1].match.src", "10.0.0.0/24"]),
+        ("[[interface]]\nname = 'a'\nmark = 'x'\n", ["interface[1].mark", "window, instant"]),
+        ("[laxity]\nthresholds = ['1s']\n", ["laxity.thresholds", "7 durations"]),
+        ("[dcqcn]\ng = 0\n", ["dcqcn.g is 0", "above 0 .. 1"]),
     ],
 )
 def test_a_wrong_configuration_names_file_key_and_what_is_allowed(
@@ -109,6 +119,22 @@ def test_a_wrong_configuration_names_file_key_and_what_is_allowed(
     assert str(path) in message
     for word in words:
         assert word in message
+
+
+def test_a_wrong_configuration_attaches_nothing(
+    hosts: Hosts, controller: Controller, tmp_path: Path
+) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(
+        f"[[interface]]\nname = '{hosts[0].target}'\n"
+        "[[class]]\nnumber = 2\nkmin = '2MB'\nkmax = '1MB'\n"
+    )
+    before = hosts[0].network_state()
+    code, message = refused(controller, "start", "--detach", "--config", str(path))
+    assert code == 2
+    assert "above kmax" in message
+    assert hosts[0].network_state() == before
+    assert not controller.run_dir.exists() or not list(controller.run_dir.glob("state.*"))
 
 
 def test_a_configuration_file_starts_the_interfaces_it_names(

@@ -30,6 +30,7 @@ RXE_MTU_BYTES = 4200  # the smallest round MTU that holds a path MTU of 4096 and
 # 4 us * 2^18 = 1 s: on two busy cores the tools' default of 67 ms makes a QP retransmit
 # although nothing was lost, and these tests compare exact numbers.
 PATIENT = ("-u", "18")
+SHAPED_CLASSID = "1:1"  # of a port given a rate by Switch.shape()
 
 _numbers = itertools.count()
 _tcp_ports = itertools.count(20000)
@@ -181,6 +182,36 @@ class Switch:
 
         return in_netns(self.netns, look)
 
+    def shape(self, towards: Host, rate_bit: int, limit_bytes: int, burst_bytes: int) -> None:
+        """Give the port towards a host a rate and a queue that overflows at `limit_bytes`.
+
+        All of it is one HTB class, `SHAPED_CLASSID`, with a bfifo below it. The rate counts
+        Ethernet frames without FCS, as the kernel does.
+        """
+        self.heal(towards)
+        port = self.port_to(towards)
+        tc = f"tc -n {self.netns}"
+        sh(f"{tc} qdisc add dev {port} root handle 1: htb default 1")
+        sh(
+            f"{tc} class add dev {port} parent 1: classid {SHAPED_CLASSID} htb "
+            f"rate {rate_bit}bit burst {burst_bytes} cburst {burst_bytes}"
+        )
+        sh(f"{tc} qdisc add dev {port} parent {SHAPED_CLASSID} handle 2: bfifo limit {limit_bytes}")
+
+    def keep_order(self, hosts: Sequence[Host]) -> None:
+        """Let one processor, chosen by the flow's hash, receive all packets of a flow.
+
+        A veth puts a packet on the receive queue of the processor that sent it. A queue pair's
+        packets leave from any (its work item moves, a qdisc runs where its timer fires), so
+        two processors would deliver them out of order, which rxe answers with a NAK. Receive
+        packet steering ends that; both ends of every link, as ACKs travel too.
+        """
+        mask = f"{(1 << (os.cpu_count() or 1)) - 1:x}"
+        ends = [(self.netns, port) for port in self.ports.values()]
+        for netns, interface in [*ends, *((host.netns, host.interface) for host in hosts)]:
+            path = f"/sys/class/net/{interface}/queues/rx-0/rps_cpus"
+            sh(f"ip netns exec {netns} sh -c 'echo {mask} > {path}'")
+
 
 @contextlib.contextmanager
 def rxe_switched(count: int) -> Iterator[tuple[Switch, list[RxeHost]]]:
@@ -228,7 +259,7 @@ class Program:
     Its process id is the tool's own: ``ip netns exec`` replaces itself.
     """
 
-    def __init__(self, host: Host, command: Sequence[str]) -> None:
+    def __init__(self, host: Host | Switch, command: Sequence[str]) -> None:
         self.command = list(command)
         # Closed with the process, in close().
         self._stdout = tempfile.TemporaryFile("w+")  # noqa: SIM115

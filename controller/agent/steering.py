@@ -1,0 +1,597 @@
+"""The agent's hand on the dataplane: classes, jobs, their flows and plans.
+
+It turns configuration and what the registry knows into entries of the maps. Packets need
+none of it: what stands in the maps goes on working when the agent is gone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from controller.agent import maps
+from controller.agent.maps import ClassSettings, JobSettings, PortSettings
+from controller.agent.processes import read_process
+from controller.config import Config, InterfaceConfig
+from controller.congestion.dcqcn import REFERENCE_LINK_Bps, predicted_rate_Bps
+from controller.dataplane import layout
+from controller.dataplane.layout import Direction, JobFlag, PortFlag
+from controller.errors import ConflictError, UsageError
+from controller.observe.snapshot import QueuePair
+from controller.ops.qdisc_tree import CLASS_MINOR, MAJOR
+from controller.priority import classes as traffic
+from controller.priority import laxity
+from controller.priority.jobs import (
+    FlowFacts,
+    Job,
+    JobPlan,
+    ProcessFacts,
+    check_rate,
+    describe_match,
+    match_job,
+    needs_process,
+)
+from controller.priority.ports import PortFacts, PortPlan, PortWishes, plan_port, slot_ns_of
+
+# Notification point without DCQCN's constants: SIGCOMM 2015, 3.1.
+ECHO_INTERVAL_ns = 50_000
+# An iteration ends with a silence longer than the pauses inside one AllReduce (a bucket that is
+# late by some ms), and shorter than the compute phase of models that train over RDMA.
+MIN_GAP_ns = 20_000_000
+# A window of soft-RoCE: 128 packets (RXE_MAX_UNACKED_PSNS) of 4096 and headers.
+WINDOW_BYTES = 128 * 4200
+_NS_PER_S = 10**9
+# A job whose rule has matched nothing for so long is worth a warning.
+UNMATCHED_WARNING_S = 60.0
+_TREE_BASE = MAJOR << 16 | CLASS_MINOR
+_MARKS = {"window": PortFlag.MARK, "instant": PortFlag.MARK_INSTANT, "off": PortFlag(0)}
+_ECHOES = {"becn": PortFlag.ECHO_BECN, "cnp": PortFlag.ECHO_CNP, "off": PortFlag(0)}
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration that is over: payload, first to last packet, and begin to begin."""
+
+    number: int
+    sent_bytes: int
+    window_ns: int
+    period_ns: int
+
+
+@dataclass
+class JobState:
+    """A job with its number in the dataplane and what it was told last."""
+
+    job: Job
+    number: int
+    since_s: float
+    plan: JobPlan | None = None
+    was_matched: bool = False
+    is_warned: bool = False
+    last_iteration: Iteration | None = None
+
+
+@dataclass
+class FlowState:
+    """An outgoing flow as the rules see it. ``slot`` 0: it belongs to no job.
+
+    ``is_final``: nothing that is not known yet could change the decision.
+    """
+
+    job: str = ""
+    slot: int = 0
+    is_final: bool = False
+
+
+@dataclass
+class SteeredPort:
+    """A port with what is done there."""
+
+    entry: InterfaceConfig
+    facts: PortFacts
+    label: str
+    plan: PortPlan
+
+
+class Steering:
+    """Classes, jobs and flows of one controller.
+
+    Parameters
+    ----------
+    config
+        What it starts with.
+    fds
+        Maps by name.
+    note
+        Gets what a user should read.
+    """
+
+    def __init__(self, config: Config, fds: Mapping[str, int], note: Callable[[str], None]) -> None:
+        self._config = config
+        self._fds = fds
+        self._note = note
+        self.classes = config.classes
+        self.jobs: dict[str, JobState] = {}
+        self._flows: dict[bytes, FlowState] = {}
+        self._free_slots = list(range(layout.MAX_CONTROLS - 1, 0, -1))
+        self._ports: dict[int, SteeredPort] = {}
+        self._is_full = False
+
+    # ---- life ----
+
+    def begin(self, saved: Mapping[str, Any], adopted: bool) -> None:
+        """Write what does not depend on a port; take over what an earlier controller left.
+
+        Parameters
+        ----------
+        saved
+            `to_json` of the earlier controller, or nothing. Its jobs hold, except those that the
+            configuration names as well; its classes, if the configuration changes none.
+        adopted
+            Whether its maps are in use.
+        """
+        configured = {job.name: job for job in self._config.jobs}
+        default = traffic.default_classes()
+        if saved.get("classes") and self.classes == default:
+            self.classes = tuple(traffic.TrafficClass.from_json(e) for e in saved["classes"])
+        now_s = time.monotonic()
+        for entry in saved.get("jobs", ()):
+            job = Job.from_json(entry["job"])
+            number = int(entry["number"])
+            self.jobs[job.name] = JobState(configured.get(job.name, job), number, now_s)
+        for job in self._config.jobs:
+            if job.name not in self.jobs:
+                self.jobs[job.name] = JobState(job, self._free_number(), now_s)
+        maps.write_crc32_table(self._fds)
+        maps.write_dscp_classes(self._fds, [entry.dscp for entry in self.classes])
+        policy = self._config.laxity
+        maps.write_laxity(
+            self._fds,
+            policy.thresholds_ns,
+            laxity.lowering_ns(policy.thresholds_ns, policy.hysteresis),
+            policy.raise_at == "drained",
+        )
+        for state in self.jobs.values():
+            self._write_job(state)
+        if adopted:
+            self._adopt_flows()
+            for name, state in self.jobs.items():
+                state.plan = maps.read_plan(self._fds, state.number, name)
+
+    def _adopt_flows(self) -> None:
+        names = {state.number: name for name, state in self.jobs.items()}
+        taken = set()
+        for key, slot in maps.read_assignments(self._fds).items():
+            number = int(maps.read_control(self._fds, slot)["job"])
+            if number in names:
+                self._flows[key] = FlowState(names[number], slot)
+                self.jobs[names[number]].was_matched = True
+                taken.add(slot)
+            else:
+                maps.unassign(self._fds, key)
+        self._free_slots = [slot for slot in self._free_slots if slot not in taken]
+
+    def to_json(self) -> dict[str, Any]:
+        """What has to survive the agent."""
+        return {
+            "classes": [entry.to_json() for entry in self.classes],
+            "jobs": [
+                {"job": state.job.to_json(), "number": state.number} for state in self.jobs.values()
+            ],
+        }
+
+    @property
+    def env_variable(self) -> str:
+        """Variable that names a process's job."""
+        return self._config.control.env_variable
+
+    @property
+    def acts(self) -> bool:
+        """Whether there is anything to do to packets."""
+        return bool(self.jobs)
+
+    # ---- ports ----
+
+    def check_rates(self) -> None:
+        """Raise UsageError when a configured job's rate is above what the interfaces carry."""
+        for name, state in self.jobs.items():
+            self._check_rate(f"Job {name}: rate", state.job.rate_Bps)
+
+    def write_port(
+        self, number: int, entry: InterfaceConfig, facts: PortFacts, label: str
+    ) -> SteeredPort:
+        """Write what is done on a port, new or after its facts have changed."""
+        plan = plan_port(facts, self._wishes(entry))
+        if entry.mark in ("window", "instant") or entry.echo in ("becn", "cnp") or entry.pace:
+            self._refuse_bypass(facts, label)
+        port = SteeredPort(entry, facts, label, plan)
+        flags = _MARKS[plan.mark] | _ECHOES[plan.echo]
+        flags |= PortFlag.DCQCN * plan.dcqcn | PortFlag.PACE * plan.pace
+        flags |= PortFlag.BY_DSCP * plan.by_dscp | PortFlag.CONSUME_CNP * plan.consume_cnp
+        flags |= PortFlag.DROP_BEYOND * (self._config.control.beyond_horizon == "drop")
+        settings = PortSettings(
+            flags=PortFlag(flags),
+            link_Bps=plan.link_Bps,
+            priority_base=_TREE_BASE if facts.tree_rate_Bps else 0,
+            drain_share=entry.drain,
+            slot_ns=self._config.ecn.slot_ns or slot_ns_of(plan.link_Bps),
+            horizon_ns=self._config.control.horizon_ns,
+            echo_interval_ns=int(
+                self._config.dcqcn.overrides.get("echo_interval_ns", ECHO_INTERVAL_ns)
+            ),
+        )
+        if plan.link_Bps and (plan.dcqcn or plan.echo != "off"):
+            parameters = self._config.dcqcn.parameters(plan.link_Bps)
+            settings = replace(settings, echo_interval_ns=parameters.echo_interval_ns)
+            maps.write_dcqcn(
+                self._fds, number, parameters, self._config.dcqcn.prediction,
+                self._config.dcqcn.phases,
+            )  # fmt: skip
+        self._write_classes(number, plan.link_Bps, entry.drain)
+        maps.write_port(self._fds, number, settings)
+        self._ports[number] = port
+        return port
+
+    @staticmethod
+    def _refuse_bypass(facts: PortFacts, label: str) -> None:
+        if facts.kind == "bypass":
+            raise UsageError(
+                f"Interface {label} belongs to a hardware RNIC: its RDMA packets never pass the "
+                "kernel, so nothing here can mark, echo or pace them.",
+                "Take mark, echo and pace out of its [[interface]]; give queue pairs their traffic "
+                "class instead (NCCL_IB_TC, UCX_IB_TRAFFIC_CLASS).",
+            )
+
+    def _wishes(self, entry: InterfaceConfig) -> PortWishes:
+        return PortWishes(
+            rate_Bps=entry.rate_Bps,
+            mark=entry.mark,
+            echo=entry.echo,
+            pace=entry.pace,
+            classify=entry.classify,
+            dcqcn=any(self.has_dcqcn(state.job) for state in self.jobs.values()),
+            paced_jobs=any(
+                state.job.rate_Bps or (state.plan and state.plan.pace)
+                for state in self.jobs.values()
+            ),
+        )
+
+    def _write_classes(self, number: int, link_Bps: int, drain: float) -> None:
+        entries = []
+        for entry in self.classes:
+            kmin, kmax, pmax = traffic.thresholds(entry, link_Bps or REFERENCE_LINK_Bps)
+            entries.append(
+                ClassSettings(
+                    entry.dscp, entry.priority, kmin, kmax, pmax,
+                    link_Bps * drain * entry.ceiling_share,
+                )
+            )  # fmt: skip
+        maps.write_classes(self._fds, number, entries)
+
+    def forget_port(self, number: int) -> None:
+        """A port is no more; its flows are forgotten one by one by `forget_flow`."""
+        self._ports.pop(number, None)
+        maps.clear_port(self._fds, number)
+
+    def port(self, number: int) -> SteeredPort | None:
+        """What is done on a port."""
+        return self._ports.get(number)
+
+    def _rewrite_ports(self) -> None:
+        for number, port in list(self._ports.items()):
+            self.write_port(number, port.entry, port.facts, port.label)
+
+    # ---- classes ----
+
+    def change_class(self, number: int, changes: Mapping[str, Any]) -> traffic.TrafficClass:
+        """Change one class at run time; flows of it carry the new values with the next packet."""
+        self.classes = traffic.change(self.classes, number, **changes)
+        maps.write_dscp_classes(self._fds, [entry.dscp for entry in self.classes])
+        self._rewrite_ports()
+        return self.classes[number]
+
+    def gap_ns(self, job: Job) -> int:
+        """Silence that ends an iteration: the job's, or by what its flows go at.
+
+        Between two messages that wait for a window of the queue pair to drain there are
+        pauses; twice that time is more than any of them.
+        """
+        if job.gap_ns:
+            return job.gap_ns
+        rates = [port.plan.link_Bps for port in self._ports.values() if port.plan.link_Bps]
+        rates += [job.rate_Bps] if job.rate_Bps else []
+        return max([MIN_GAP_ns, *(2 * WINDOW_BYTES * _NS_PER_S // rate for rate in rates)])
+
+    # ---- jobs ----
+
+    def _free_number(self) -> int:
+        taken = {state.number for state in self.jobs.values()}
+        for number in range(1, layout.MAX_JOBS):
+            if number not in taken:
+                return number
+        raise ConflictError(
+            f"There are {layout.MAX_JOBS - 1} jobs, the most that one controller takes.",
+            "Delete one: controller job delete NAME.",
+        )
+
+    def _write_job(self, state: JobState) -> None:
+        job = state.job
+        maps.write_job(
+            self._fds,
+            state.number,
+            JobSettings(
+                flags=JobFlag(JobFlag.SET_ECT * job.set_ect | JobFlag.DCQCN * self.has_dcqcn(job)),
+                class_default=job.traffic_class,
+                class_floor=job.class_floor,
+                class_ceiling=job.class_ceiling,
+                pace_Bps=job.rate_Bps,
+                gap_ns=self.gap_ns(job),
+            ),
+        )
+
+    def find(self, name: str) -> JobState:
+        """The job of that name.
+
+        Raises
+        ------
+        UsageError
+            There is none; names those that are.
+        """
+        state = self.jobs.get(name)
+        if state is None:
+            known = ", ".join(sorted(self.jobs)) or "none"
+            raise UsageError(
+                f"There is no job {name!r}; there are: {known}.",
+                "Create it: controller job set NAME --match ..., or [[job]] in the configuration.",
+            )
+        return state
+
+    def set_job(self, job: Job) -> JobState:
+        """Create a job or change it; every flow is matched anew."""
+        self._check_rate(f"Job {job.name}: rate", job.rate_Bps)
+        state = self.jobs.get(job.name)
+        is_new = state is None
+        if state is None:
+            state = JobState(job, self._free_number(), time.monotonic())
+            self.jobs[job.name] = state
+            maps.clear_progress(self._fds, state.number)
+            maps.write_plan(self._fds, state.number, None)
+        old, state.job = state.job, job
+        try:
+            self._rewrite_ports()
+        except UsageError:
+            if is_new:
+                del self.jobs[job.name]
+            state.job = old
+            self._rewrite_ports()
+            raise
+        state.since_s = time.monotonic()
+        state.was_matched = state.is_warned = False
+        self._write_job(state)
+        self._match_anew()
+        return state
+
+    def _check_rate(self, what: str, rate_Bps: int) -> None:
+        """Raise UsageError when no interface can carry the rate; 0 is none."""
+        links = [port.plan.link_Bps for port in self._ports.values()]
+        if rate_Bps and links and all(links):
+            check_rate(what, rate_Bps, max(links))
+
+    def delete_job(self, name: str) -> None:
+        """Forget a job; its flows are left alone from now on, or go to another job."""
+        state = self.find(name)
+        del self.jobs[name]
+        self._match_anew()
+        maps.write_plan(self._fds, state.number, None)
+        self._rewrite_ports()
+
+    def _match_anew(self) -> None:
+        for flow in self._flows.values():
+            flow.is_final = False
+
+    def set_plan(self, plan: JobPlan) -> JobPlan:
+        """Tell the dataplane what is expected of a job's iteration; returns the plan in force.
+
+        Its class limits are narrowed to the job's.
+        """
+        state = self.find(plan.job)
+        if not plan.in_force(time.monotonic_ns()):
+            raise UsageError(
+                f"Plan of job {plan.job}: valid_until lies in the past, it would never hold."
+            )
+        self._check_rate(f"Plan of job {plan.job}: rate", plan.rate_Bps)
+        job = state.job
+        floor = min(max(plan.class_floor, job.class_floor), job.class_ceiling)
+        ceiling = max(min(plan.class_ceiling, job.class_ceiling), floor)
+        plan = replace(plan, class_floor=floor, class_ceiling=ceiling)
+        predicted = 0.0
+        if plan.deadline_ns > plan.window_start_ns:
+            predicted = predicted_rate_Bps(
+                plan.expected_bytes,
+                plan.compression_ratio,
+                plan.deadline_ns - plan.window_start_ns,
+                max(1, self._senders(plan.job)),
+            )
+        maps.write_plan(self._fds, state.number, plan, predicted)
+        state.plan = plan
+        if plan.pace:
+            self._rewrite_ports()  # what is missing for it is told there
+        return plan
+
+    def missing(self) -> list[str]:
+        """What of the wishes is not done on some interface, each once."""
+        texts = [text for port in self._ports.values() for text in port.plan.missing]
+        return list(dict.fromkeys(texts))
+
+    def iteration_begins(self, event: np.void) -> None:
+        """Note what the iteration before came to; `event` is an ITERATION_EVENT."""
+        for state in self.jobs.values():
+            if state.number == event["job"] and event["previous_start_ns"]:
+                began = int(event["previous_start_ns"])
+                state.last_iteration = Iteration(
+                    int(event["iteration"]) - 1,
+                    int(event["previous_bytes"]),
+                    int(event["previous_last_ns"]) - began,
+                    int(event["start_ns"]) - began,
+                )
+
+    def clear_plan(self, name: str) -> None:
+        """A job has no plan any more: default class, no pacing by plan."""
+        state = self.find(name)
+        maps.write_plan(self._fds, state.number, None)
+        state.plan = None
+
+    def _senders(self, name: str) -> int:
+        """How many of a job's outgoing flows have sent data (the others carry ACKs only)."""
+        return sum(
+            flow.job == name and int(maps.read_control(self._fds, flow.slot)["packets"]) > 0
+            for flow in self._flows.values()
+            if flow.slot
+        )
+
+    # ---- flows ----
+
+    def match_early(self, key: np.void) -> None:
+        """A new flow: decide at once if addresses and its QPN are all that counts for it."""
+        if not self.jobs or key["direction"] != Direction.EGRESS:
+            return
+        facts = FlowFacts(*_addresses(key), int(key["dqpn"]), None, None)
+        for state in self.jobs.values():
+            if needs_process(state.job):
+                return  # it may be this one's
+            if match_job([state.job], facts, self._config.control.env_variable):
+                if self._decide(key.tobytes(), state.job, is_final=True):
+                    maps.begin_epoch(self._fds)
+                return
+            if state.job.match.qpn:
+                return  # its local end is not known yet
+
+    def match_flows(
+        self,
+        keys: np.ndarray,
+        stats: np.ndarray,
+        pairs: Mapping[bytes, int],
+        queue_pairs: Iterable[QueuePair],
+    ) -> None:
+        """Decide which job each outgoing flow belongs to, where it is not decided yet.
+
+        Parameters
+        ----------
+        keys, stats
+            The flow table, dtype FLOW_KEY and FLOW_STATS, shape (n,).
+        pairs
+            Flow key -> QPN of the opposite direction: of an outgoing flow, the local one.
+        queue_pairs
+            Of this host.
+        """
+        if not self.jobs and not self._flows:
+            return
+        owners = {(qp.port, qp.local_qpn): qp for qp in queue_pairs}
+        processes: dict[int, ProcessFacts | None] = {}
+        jobs = [state.job for state in self.jobs.values()]
+        outgoing = np.flatnonzero(keys["direction"] == Direction.EGRESS)
+        by_addresses = not any(needs_process(job) or job.match.qpn for job in jobs)
+        changed = False
+        try:
+            for index in outgoing:
+                key = keys[index]
+                raw = key.tobytes()
+                flow = self._flows.get(raw)
+                if flow and flow.is_final:
+                    continue
+                local_qpn = pairs.get(raw) or int(stats[index]["source_qpn"]) or None
+                owner = owners.get((int(key["port"]), local_qpn)) if local_qpn else None
+                process = None
+                if owner and owner.pid:
+                    if owner.pid not in processes:
+                        processes[owner.pid] = read_process(owner.pid)
+                    process = processes[owner.pid]
+                facts = FlowFacts(*_addresses(key), int(key["dqpn"]), local_qpn, process)
+                job = match_job(jobs, facts, self._config.control.env_variable)
+                port = self._ports.get(int(key["port"]))
+                # Queue pairs of traffic that is only forwarded are never known.
+                is_final = by_addresses or process is not None
+                is_final |= port is not None and port.facts.kind == "forwarded"
+                changed |= self._decide(raw, job, is_final)
+        finally:
+            if changed:
+                maps.begin_epoch(self._fds)
+
+    def _decide(self, key: bytes, job: Job | None, is_final: bool) -> bool:
+        """Note a decision; whether it changes an assignment."""
+        flow = self._flows.setdefault(key, FlowState())
+        name = job.name if job else ""
+        if job:
+            self.jobs[name].was_matched = True
+        if flow.job == name:
+            flow.is_final = is_final
+            return False
+        if not job:
+            self._release(key, flow)
+            flow.is_final = is_final
+            return True
+        if not flow.slot:
+            if not self._free_slots:
+                if not self._is_full:
+                    self._note(
+                        f"{layout.MAX_CONTROLS - 1} flows belong to jobs, the most that are "
+                        "steered; others are left alone"
+                    )
+                self._is_full = True
+                return False
+            flow.slot = self._free_slots.pop()
+        maps.write_control(self._fds, flow.slot, self.jobs[name].number)
+        maps.assign(self._fds, key, flow.slot)
+        flow.job, flow.is_final = name, is_final
+        return True
+
+    def _release(self, key: bytes, flow: FlowState) -> None:
+        maps.unassign(self._fds, key)
+        if flow.slot:
+            maps.write_control(self._fds, flow.slot, 0)
+            self._free_slots.append(flow.slot)
+            self._is_full = False
+        flow.job, flow.slot = "", 0
+
+    def forget_flow(self, key: bytes) -> None:
+        """A flow was taken out of the table."""
+        flow = self._flows.pop(key, None)
+        if flow:
+            self._release(key, flow)
+
+    def watch(self) -> None:
+        """Warn once of each job whose rule has matched nothing for a minute."""
+        now_s = time.monotonic()
+        for name, state in self.jobs.items():
+            if state.was_matched or state.is_warned:
+                continue
+            if now_s - state.since_s >= UNMATCHED_WARNING_S:
+                state.is_warned = True
+                self._note(
+                    f"job {name} has matched no flow for {UNMATCHED_WARNING_S:.0f} s; its rule: "
+                    f"{describe_match(state.job, self.env_variable)}"
+                )
+
+    def flows_of(self, name: str) -> dict[bytes, int]:
+        """Flow key -> slot of a job's outgoing flows."""
+        return {key: flow.slot for key, flow in self._flows.items() if flow.job == name}
+
+    def has_dcqcn(self, job: Job) -> bool:
+        """Whether DCQCN governs a job's flows."""
+        return self._config.dcqcn.enabled if job.dcqcn is None else job.dcqcn
+
+
+def _addresses(
+    key: np.void,
+) -> tuple[
+    ipaddress.IPv4Address | ipaddress.IPv6Address, ipaddress.IPv4Address | ipaddress.IPv6Address
+]:
+    return (
+        ipaddress.IPv6Address(key["saddr"].tobytes()),
+        ipaddress.IPv6Address(key["daddr"].tobytes()),
+    )
