@@ -316,3 +316,25 @@ def test_a_pause_ends_an_iteration_and_its_bytes_are_reported(
     assert last["period_ns"] >= 2_000_000_000 > last["window_ns"] > 0
     assert shown["iteration"] == last["number"] + 1
     assert shown["iteration_bytes"] == 3 * 256
+
+
+def test_qdisc_setup_takes_the_running_controllers_classes_and_it_notices_at_once(
+    hosts: Hosts, controller: Controller
+) -> None:
+    a, _ = hosts
+    controller.start(a.target)
+    controller.run("job", "set", "train", "--match", "dst=10.0.0.0/8")
+    controller.run("class", "set", "6", "--floor", "0.2", "--ceiling", "0.5")
+    before = a.network_state()[1]
+    try:
+        controller.run("qdisc", "setup", a.target, "--rate", "80mbit")
+        classes = {e["number"]: e for e in controller.json("qdisc", "show", a.target)["classes"]}
+        assert classes[6]["floor_Bps"] == 2_000_000
+        assert classes[6]["ceiling_Bps"] == 5_000_000
+        entry = interface(controller, a)
+        assert entry["control"]["link_Bps"] == 10_000_000
+        assert (entry["qdisc"]["ours"], entry["qdisc"]["kind"]) == (True, "htb")
+    finally:
+        controller.run("qdisc", "clear", a.target)
+    assert a.network_state()[1] == before
+    assert interface(controller, a)["control"]["link_Bps"] == 0

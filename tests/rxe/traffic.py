@@ -238,9 +238,10 @@ class Incast:
     def run(self, variant: Variant) -> Outcome:
         """Set a variant up, run all senders at once, measure."""
         with variant.setup(self):
-            return self._measure(variant.name)
+            return self.measure(variant.name)
 
-    def _measure(self, variant: str) -> Outcome:
+    def measure(self, variant: str) -> Outcome:
+        """Run all senders at once, under what is set up already, and measure."""
         hosts = [*self.senders, self.receiver]
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
