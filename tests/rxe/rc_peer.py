@@ -57,7 +57,7 @@ def connect(arguments: argparse.Namespace) -> Line:
     with socket.create_server(("", arguments.port)) as server:
         server.settimeout(30)
         connection, _ = server.accept()
-        connection.settimeout(60)
+        connection.settimeout(600)  # the other side may write for minutes
         return Line(connection)
 
 
