@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -107,21 +108,22 @@ def setup_command(
     from controller.dataplane.attachment import parse_target
     from controller.ops.qdisc import setup
     from controller.ops.qdisc_text import setup_json, setup_text
-    from controller.priority.classes import change, default_classes
+    from controller.priority.classes import default_classes, validate
     from controller.units import parse_rate_Bps
 
     netns, name = parse_target(interface)
     rate_Bps = parse_rate_Bps(rate, "--rate") if rate is not None else None
     floor_shares, ceiling_shares = _shares("--floor", floors), _shares("--ceiling", ceilings)
     classes = _classes(ctx)
-    for number in range(len(classes)):
-        fields = {}
-        if number in ceiling_shares:
-            fields["ceiling_share"] = ceiling_shares[number]
-        if number in floor_shares:
-            fields["floor_share"] = floor_shares[number]
-        if fields:
-            classes = change(classes, number, **fields)
+    classes = tuple(
+        replace(
+            entry,
+            floor_share=floor_shares.get(entry.number, entry.floor_share),
+            ceiling_share=ceiling_shares.get(entry.number, entry.ceiling_share),
+        )
+        for entry in classes
+    )
+    validate(classes)
     defaults = default_classes()
     raisable = {
         number

@@ -70,6 +70,16 @@ class InterfaceConfig:
     classify: str | None = None
     drain: float = 0.95
 
+    def check(self) -> None:
+        """Raise UsageError unless every member is one of those allowed."""
+        for name, allowed in (("mode", MODES), ("mark", MARKS), ("echo", ECHOES),
+                              ("classify", CLASSIFIERS)):  # fmt: skip
+            value = getattr(self, name)
+            if value not in (None, *allowed):
+                raise UsageError(
+                    f"Interface {self.name}: {name} is {value!r}; allowed: {', '.join(allowed)}."
+                )
+
     @classmethod
     def parse(cls, target: str, mode: str = "native") -> InterfaceConfig:
         """From ``NETNS:IF`` or ``IF`` as the command line gives it."""

@@ -15,7 +15,7 @@ from controller.errors import UsageError
 _BITS = 8
 # The kernel keeps rates, sizes and times in 64 bits; Python structs of it are signed.
 _LARGEST = 2**63 - 1
-_NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-zµ/]*)", re.ASCII)
+_NUMBER = re.compile(r"(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})\s*([A-Za-zµ/]*)", re.ASCII)
 
 _SI = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _IEC = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -27,7 +27,7 @@ from controller.agent.maps import clear_port
 from controller.agent.requests import Requests
 from controller.agent.requirements import require_kernel, require_privileges
 from controller.agent.state import RunDirectory, State
-from controller.agent.steering import Steering
+from controller.agent.steering import Steering, read_saved
 from controller.config import Config, InterfaceConfig
 from controller.dataplane import attach as hooks
 from controller.dataplane import interfaces, layout, libbpf, tables
@@ -113,6 +113,7 @@ class Agent:
         # Left by an earlier controller and not adopted yet: still ours to clean up.
         self._leftovers: list[Attachment] = []
         self._steering: Steering | None = None
+        self._previous_interfaces: list[dict[str, Any]] = []
         self.guard = threading.RLock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopping = threading.Event()
@@ -139,6 +140,7 @@ class Agent:
             signal.signal(number, lambda *_: self.request_stop())
         try:
             previous = self.run_directory.read_state()
+            self._check_saved(previous)
             wanted = {(entry.netns, entry.name): entry for entry in self._config.interfaces}
             found = {key: interfaces.inspect(*key) for key in wanted}
             leftovers = self._living(previous)
@@ -153,6 +155,8 @@ class Agent:
                 )
             self.dataplane = self._load(previous)
             self._leftovers = list(leftovers)
+            if previous:
+                self._previous_interfaces = list(previous.control.get("interfaces", ()))
             self._steering = Steering(self._config, self.maps, self.note)
             self._steering.begin(previous.control if previous else {}, self.adopted)
             self._drop_flows_except({attachment.port for attachment in leftovers})
@@ -162,7 +166,12 @@ class Agent:
                     attachment.mode = wanted[key].mode
                 interface = found.get(key) or interfaces.inspect(*key)
                 self._leftovers.remove(attachment)
-                self._attach(attachment, interface, wanted.get(key) or self._saved(previous, key))
+                try:
+                    entry = wanted.get(key) or self._saved(previous, key)
+                    self._attach(attachment, interface, entry)
+                except BaseException:
+                    self._leftovers.append(attachment)  # shutdown() takes it off
+                    raise
             for key, entry in wanted.items():
                 if key not in taken:
                     self.attach_new(found[key], entry)
@@ -220,6 +229,7 @@ class Agent:
             self._server = None
         with self.guard:
             failed: list[Attachment] = []
+            saved = self._saved_control()
             for attachment in [p.attachment for p in self.ports.values()] + self._leftovers:
                 try:
                     if interfaces.still_there(
@@ -239,7 +249,7 @@ class Agent:
             if self.dataplane:
                 if failed:
                     self.run_directory.write_state(
-                        State(failed, self.dataplane.map_ids, control=self._saved_control())
+                        State(failed, self.dataplane.map_ids, control=saved)
                     )
                 else:
                     self.run_directory.remove_state()
@@ -289,6 +299,19 @@ class Agent:
                     f"this one's {layout.ABI}"
                 )
         return Dataplane(artifact, self._config.observe.max_flows)
+
+    def _check_saved(self, previous: State | None) -> None:
+        """Raise StellarError when the state file is damaged, before anything is touched."""
+        try:
+            if previous:
+                read_saved(previous.control)
+                for document in previous.control.get("interfaces", ()):
+                    InterfaceConfig(**document).check()
+        except (StellarError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StellarError(
+                f"State file {self.run_directory.state_path} is damaged: {error!r}.",
+                "Look what is attached (`ip link`, `tc filter show`), then delete the file.",
+            ) from error
 
     @staticmethod
     def _saved(previous: State | None, key: tuple[str, str]) -> InterfaceConfig:
@@ -354,6 +377,7 @@ class Agent:
             hooks.attach(self.dataplane, attachment)
         except BaseException:
             del self.ports[attachment.port]
+            self.steering.forget_port(attachment.port)
             self.save()
             raise
         self.note(
@@ -375,8 +399,16 @@ class Agent:
     def _saved_control(self) -> dict[str, Any]:
         if not self._steering:
             return {}
-        entries = [asdict(port.entry) for port in self.ports.values()]
-        return self._steering.to_json() | {"interfaces": entries}
+        entries = {
+            (entry["netns"], entry["name"]): entry for entry in self._previous_interfaces
+        } | {
+            (port.entry.netns, port.entry.name): asdict(port.entry) for port in self.ports.values()
+        }
+        kept = {(a.netns, a.interface) for a in self._leftovers} | {
+            (port.entry.netns, port.entry.name) for port in self.ports.values()
+        }
+        interfaces_ = [entry for key, entry in entries.items() if key in kept]
+        return self._steering.to_json() | {"interfaces": interfaces_}
 
     def _wants_control(self, port: PortState) -> bool:
         return self.steering.acts and port.interface.kind != "bypass"
@@ -396,8 +428,12 @@ class Agent:
             self.steering.write_port(port.attachment.port, port.entry, facts, port.attachment.label)
 
     def apply_control(self) -> None:
-        """Let every port act or only observe, as there are jobs now; swaps programs in place."""
+        """Let every port act or only observe, as there are jobs now; swaps programs in place.
+
+        A port that fails goes on as it was; the others are switched, then its error is raised.
+        """
         assert self.dataplane is not None
+        failure: StellarError | None = None
         for port in self.ports.values():
             wanted = self._wants_control(port)
             if port.attachment.acts == wanted:
@@ -405,14 +441,18 @@ class Agent:
             port.attachment.acts = wanted
             try:
                 hooks.attach(self.dataplane, port.attachment)
-            except BaseException:
+            except StellarError as error:
+                failure = failure or error
                 # It was taken off: observing must go on.
                 port.attachment.acts = not wanted
-                hooks.attach(self.dataplane, port.attachment)
-                raise
+                with contextlib.suppress(StellarError):  # vanished: _watch() reports it
+                    hooks.attach(self.dataplane, port.attachment)
+                continue
             what = "acts on packets of jobs" if wanted else "observes only"
             self.note(f"{port.attachment.label} {what}")
         self.save()
+        if failure:
+            raise failure
 
     def cautions(self, port: PortState) -> list[str]:
         """What a user should know about this interface."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import json
+import logging
 import os
 import socket
 import socketserver
@@ -19,6 +20,8 @@ from typing import Any
 
 from controller import errors
 from controller.errors import NotRunningError, StellarError
+
+log = logging.getLogger("stellar.control")
 
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
@@ -99,8 +102,15 @@ def _serve(connection: socket.socket, handlers: Mapping[str, Handler]) -> None:
                 "remedy": error.remedy,
                 "type": type(error).__name__,
             }
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             answer = {"error": f"Request not understood: {error!r}.", "type": "StellarError"}
+        except Exception as error:  # a bug of ours must not read as "it ended"
+            log.exception("request failed")
+            answer = {
+                "error": f"Request failed: {error!r}.",
+                "remedy": "The controller's log has more; please report it.",
+                "type": "StellarError",
+            }
         data = json.dumps(answer).encode() + b"\n"
         connection.settimeout(ANSWER_TIMEOUT_S)
         if fds:

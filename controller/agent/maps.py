@@ -19,6 +19,7 @@ from controller.congestion.dcqcn import DcqcnParameters, Phase
 from controller.dataplane import layout, libbpf
 from controller.dataplane.layout import Act, DcqcnFlag, JobFlag, PhaseNumber, PortFlag
 from controller.priority.jobs import JobPlan
+from controller.priority.ranges import MAX_RATE_Bps
 
 _Q8, _Q24, _Q32 = 1 << 8, 1 << 24, 1 << 32
 _U32 = _Q32 - 1
@@ -213,7 +214,7 @@ def write_plan(
                      "class_floor", "class_ceiling"):  # fmt: skip
             record[name] = getattr(plan, name)
         record["pace_Bps"] = plan.rate_Bps if plan.pace else 0
-        record["predicted_Bps"] = round(predicted_Bps)
+        record["predicted_Bps"] = min(round(predicted_Bps), MAX_RATE_Bps)
     libbpf.map_update(fds["plans"], _key(job * 2 + buffer), record.tobytes())
     raw = libbpf.map_lookup(fds["jobs"], _key(job), layout.JOB_SETTINGS.itemsize)
     settings = np.frombuffer(raw or bytes(layout.JOB_SETTINGS.itemsize), layout.JOB_SETTINGS).copy()

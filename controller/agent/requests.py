@@ -16,8 +16,9 @@ from controller.dataplane import attach as hooks
 from controller.dataplane import interfaces, tables
 from controller.dataplane.layout import Direction
 from controller.errors import ConflictError, StellarError, UsageError
-from controller.priority.classes import TrafficClass
+from controller.priority.classes import CLASSES, TrafficClass
 from controller.priority.jobs import Job, JobPlan
+from controller.priority.ranges import check_integer
 
 if TYPE_CHECKING:
     from controller.agent.agent import Agent, PortState
@@ -194,9 +195,13 @@ class Requests:
 
     def _class_set(self, arguments: Mapping[str, Any]) -> Answer:
         agent = self._agent
-        number = int(arguments["number"])
+        number, changes = arguments["number"], dict(arguments["changes"])
+        check_integer("Class number", number, 0, CLASSES - 1)
         allowed = set(TrafficClass.__dataclass_fields__) - {"number"}
-        changes = {key: arguments["changes"][key] for key in arguments["changes"] if key in allowed}
+        if unknown := sorted(changes.keys() - allowed):
+            raise UsageError(
+                f"Class {number}: {unknown[0]} is unknown; allowed: {', '.join(sorted(allowed))}."
+            )
         with agent.guard:
             changed = agent.steering.change_class(number, changes)
             agent.save()
@@ -237,9 +242,9 @@ class Requests:
             old = agent.steering.jobs.get(name)
             job = Job.from_json((old.job.to_json() if old else {}) | changes)
             agent.steering.set_job(job)
-            agent.apply_control()
             agent.save()
             agent.read_registry()
+            agent.apply_control()
             agent.note(f"job {name} {'changed' if old else 'created'}")
             return {"job": self._document(name), "created": old is None}, []
 
@@ -248,9 +253,9 @@ class Requests:
         name = str(arguments["name"])
         with agent.guard:
             agent.steering.delete_job(name)
+            agent.save()
             agent.read_registry()
             agent.apply_control()
-            agent.save()
             agent.note(f"job {name} deleted")
             return {"deleted": name}, []
 

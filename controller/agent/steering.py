@@ -31,6 +31,7 @@ from controller.priority.jobs import (
     Job,
     JobPlan,
     ProcessFacts,
+    check_jobs,
     check_rate,
     describe_match,
     match_job,
@@ -80,12 +81,14 @@ class JobState:
 class FlowState:
     """An outgoing flow as the rules see it. ``slot`` 0: it belongs to no job.
 
-    ``is_final``: nothing that is not known yet could change the decision.
+    ``is_final``: nothing that is not known yet could change the decision; ``owner``: local
+    queue pair and process that it was made for.
     """
 
     job: str = ""
     slot: int = 0
     is_final: bool = False
+    owner: tuple[int, int] | None = None
 
 
 @dataclass
@@ -96,6 +99,35 @@ class SteeredPort:
     facts: PortFacts
     label: str
     plan: PortPlan
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What an earlier controller left: all classes, and number -> job."""
+
+    classes: tuple[traffic.TrafficClass, ...]
+    jobs: Mapping[int, Job]
+
+
+def read_saved(document: Mapping[str, Any]) -> Saved:
+    """From `Steering.to_json`, or from nothing.
+
+    Raises
+    ------
+    UsageError, ValueError, KeyError, TypeError, AttributeError
+        It is damaged.
+    """
+    classes = tuple(traffic.TrafficClass.from_json(e) for e in document.get("classes", ()))
+    if classes:
+        traffic.validate(classes)
+    jobs: dict[int, Job] = {}
+    for entry in document.get("jobs", ()):
+        number = int(entry["number"])
+        if number in jobs or not 0 < number < layout.MAX_JOBS:
+            raise ValueError(f"job number {number}")
+        jobs[number] = Job.from_json(entry["job"])
+    check_jobs(tuple(jobs.values()))
+    return Saved(classes, jobs)
 
 
 class Steering:
@@ -135,18 +167,25 @@ class Steering:
         adopted
             Whether its maps are in use.
         """
-        configured = {job.name: job for job in self._config.jobs}
-        default = traffic.default_classes()
-        if saved.get("classes") and self.classes == default:
-            self.classes = tuple(traffic.TrafficClass.from_json(e) for e in saved["classes"])
+        earlier = read_saved(saved)
+        if earlier.classes and self.classes == traffic.default_classes():
+            self.classes = earlier.classes
         now_s = time.monotonic()
-        for entry in saved.get("jobs", ()):
-            job = Job.from_json(entry["job"])
-            number = int(entry["number"])
-            self.jobs[job.name] = JobState(configured.get(job.name, job), number, now_s)
-        for job in self._config.jobs:
-            if job.name not in self.jobs:
-                self.jobs[job.name] = JobState(job, self._free_number(), now_s)
+        numbers = {job.name: number for number, job in earlier.jobs.items()}
+        taken = set(earlier.jobs)
+        # Configured ones first, in their order: the first rule that matches wins.
+        configured = {job.name: job for job in self._config.jobs}
+        others = {job.name: job for job in earlier.jobs.values() if job.name not in configured}
+        for name, job in (configured | others).items():
+            if name in numbers:
+                self.jobs[name] = JobState(job, numbers[name], now_s)
+                continue
+            free = min(set(range(1, layout.MAX_JOBS)) - taken, default=0)
+            if not free:
+                raise self._too_many_jobs()
+            taken.add(free)
+            self.jobs[name] = JobState(job, free, now_s)
+            self._clear_job(free)
         maps.write_crc32_table(self._fds)
         maps.write_dscp_classes(self._fds, [entry.dscp for entry in self.classes])
         policy = self._config.laxity
@@ -174,7 +213,10 @@ class Steering:
                 taken.add(slot)
             else:
                 maps.unassign(self._fds, key)
+                maps.write_control(self._fds, slot, 0)
         self._free_slots = [slot for slot in self._free_slots if slot not in taken]
+        # The earlier one may have died between an assignment and its epoch.
+        maps.begin_epoch(self._fds)
 
     def to_json(self) -> dict[str, Any]:
         """What has to survive the agent."""
@@ -198,9 +240,18 @@ class Steering:
     # ---- ports ----
 
     def check_rates(self) -> None:
-        """Raise UsageError when a configured job's rate is above what the interfaces carry."""
+        """Raise UsageError when a configured job's rate is above what the interfaces carry.
+
+        Of a job that was set at run time, the links may have become slower since: a note.
+        """
+        configured = {job.name for job in self._config.jobs}
         for name, state in self.jobs.items():
-            self._check_rate(f"Job {name}: rate", state.job.rate_Bps)
+            try:
+                self._check_rate(f"Job {name}: rate", state.job.rate_Bps)
+            except UsageError as error:
+                if name in configured:
+                    raise
+                self._note(str(error))
 
     def write_port(
         self, number: int, entry: InterfaceConfig, facts: PortFacts, label: str
@@ -235,7 +286,13 @@ class Steering:
         self._write_classes(number, plan.link_Bps, entry.drain)
         maps.write_port(self._fds, number, settings)
         self._ports[number] = port
+        self._write_jobs()
         return port
+
+    def _write_jobs(self) -> None:
+        """Write all jobs anew: their gap goes by the slowest link."""
+        for state in self.jobs.values():
+            self._write_job(state)
 
     @staticmethod
     def _refuse_bypass(facts: PortFacts, label: str) -> None:
@@ -256,7 +313,8 @@ class Steering:
             classify=entry.classify,
             dcqcn=any(self.has_dcqcn(state.job) for state in self.jobs.values()),
             paced_jobs=any(
-                state.job.rate_Bps or (state.plan and state.plan.pace)
+                state.job.rate_Bps
+                or (state.plan and state.plan.pace and state.plan.in_force(time.monotonic_ns()))
                 for state in self.jobs.values()
             ),
         )
@@ -277,6 +335,7 @@ class Steering:
         """A port is no more; its flows are forgotten one by one by `forget_flow`."""
         self._ports.pop(number, None)
         maps.clear_port(self._fds, number)
+        self._write_jobs()
 
     def port(self, number: int) -> SteeredPort | None:
         """What is done on a port."""
@@ -314,10 +373,19 @@ class Steering:
         for number in range(1, layout.MAX_JOBS):
             if number not in taken:
                 return number
-        raise ConflictError(
+        raise self._too_many_jobs()
+
+    @staticmethod
+    def _too_many_jobs() -> ConflictError:
+        return ConflictError(
             f"There are {layout.MAX_JOBS - 1} jobs, the most that one controller takes.",
             "Delete one: controller job delete NAME.",
         )
+
+    def _clear_job(self, number: int) -> None:
+        """A number goes to a new job: nothing of an earlier one stays."""
+        maps.clear_progress(self._fds, number)
+        maps.write_plan(self._fds, number, None)
 
     def _write_job(self, state: JobState) -> None:
         job = state.job
@@ -359,8 +427,7 @@ class Steering:
         if state is None:
             state = JobState(job, self._free_number(), time.monotonic())
             self.jobs[job.name] = state
-            maps.clear_progress(self._fds, state.number)
-            maps.write_plan(self._fds, state.number, None)
+            self._clear_job(state.number)
         old, state.job = state.job, job
         try:
             self._rewrite_ports()
@@ -445,6 +512,7 @@ class Steering:
         state = self.find(name)
         maps.write_plan(self._fds, state.number, None)
         state.plan = None
+        self._rewrite_ports()
 
     def _senders(self, name: str) -> int:
         """How many of a job's outgoing flows have sent data (the others carry ACKs only)."""
@@ -502,10 +570,12 @@ class Steering:
                 key = keys[index]
                 raw = key.tobytes()
                 flow = self._flows.get(raw)
-                if flow and flow.is_final:
-                    continue
                 local_qpn = pairs.get(raw) or int(stats[index]["source_qpn"]) or None
                 owner = owners.get((int(key["port"]), local_qpn)) if local_qpn else None
+                # The peer's queue pair number may meet another one of ours by now.
+                identity = (owner.local_qpn, owner.pid) if owner else None
+                if flow and flow.is_final and identity in (None, flow.owner):
+                    continue
                 process = None
                 if owner and owner.pid:
                     if owner.pid not in processes:
@@ -518,6 +588,7 @@ class Steering:
                 is_final = by_addresses or process is not None
                 is_final |= port is not None and port.facts.kind == "forwarded"
                 changed |= self._decide(raw, job, is_final)
+                self._flows[raw].owner = identity
         finally:
             if changed:
                 maps.begin_epoch(self._fds)

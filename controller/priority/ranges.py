@@ -33,5 +33,5 @@ def check_share(what: str, value: object, zero: bool) -> None:
 
 def check_rate_or_none(what: str, rate_Bps: object) -> None:
     """Raise UsageError unless `rate_Bps` is 0 (none) or a rate that can be paced."""
-    if rate_Bps != 0 or isinstance(rate_Bps, bool):
+    if rate_Bps != 0 or not isinstance(rate_Bps, int) or isinstance(rate_Bps, bool):
         check_integer(f"{what} in bytes/s", rate_Bps, MIN_RATE_Bps, MAX_RATE_Bps)
