@@ -180,7 +180,8 @@ def test_of_two_flows_the_high_one_gets_its_ceiling_and_the_low_one_its_floor(
         share = {
             name: (last[name] - first[name]) * 8 / seconds / (LINK_Mbit * 1e6) for name in SHARES
         }
-        print(f"shares of {LINK_Mbit} Mbit/s: {share}")  # pytest -rP
+        shares = ", ".join(f"{name} {value:.3f}" for name, value in share.items())
+        print(f"shares of {LINK_Mbit} Mbit/s: {shares}")  # pytest -rP
         assert share == pytest.approx(SHARES, abs=0.05)
         assert increase(before[client], client) == {}
         assert increase(before[server], server) == {}
