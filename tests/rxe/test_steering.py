@@ -182,7 +182,7 @@ def test_of_two_flows_the_high_one_gets_its_ceiling_and_the_low_one_its_floor(
         }
         shares = ", ".join(f"{name} {value:.3f}" for name, value in share.items())
         print(f"shares of {LINK_Mbit} Mbit/s: {shares}")  # pytest -rP
-        # HTB gives no time back that its late timers in the lab kernel lose: 0.67 to 0.75 were seen.
+        # HTB gives no time back that late timers of the lab kernel lose: 0.67 to 0.75 were seen.
         assert share["high"] == pytest.approx(SHARES["high"], abs=0.1)
         assert share["low"] == pytest.approx(SHARES["low"], abs=0.05)
         assert increase(before[client], client) == {}
