@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * DCQCN reaction point (Zhu et al., SIGCOMM 2015, 3.2 and Algorithm 1), one a flow. State
+ * DCQCN reaction point (Zhu et al., SIGCOMM 2015, 3.1), one a flow. State
  * changes under the flow's lock; there are no timers: expiries that are due are worked off
  * when a packet comes by, those of a long silence in closed form.
  * controller/congestion/reaction_point.py is an independent model that takes every step.

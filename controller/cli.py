@@ -18,11 +18,10 @@ from typing import Any
 import click
 
 from controller import __version__
+from controller.cli_common import JSON_OPTION, ask, print_json, run_directory
 from controller.cli_control import class_group, job
 from controller.cli_qdisc import qdisc
 from controller.errors import InputError, StellarError
-
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON (a stable interface).")
 
 
 class _Group(click.Group):
@@ -40,10 +39,6 @@ class _Group(click.Group):
             # `controller flows | head`: the reader has had enough
             sys.stderr.close()
             ctx.exit(0)
-
-
-def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2))
 
 
 @click.group(cls=_Group, epilog="Exit status: see docs/reference.md. Start with: doctor.")
@@ -71,12 +66,6 @@ def cli(ctx: click.Context, run_dir: Path) -> None:
       sudo controller job set NAME --match src=10.0.0.0/8    steer a job
     """  # noqa: D301 - \b tells click to keep the lines
     ctx.obj = run_dir
-
-
-def _run(ctx: click.Context) -> Any:
-    from controller.agent.state import RunDirectory
-
-    return RunDirectory(ctx.obj)
 
 
 # ---- life of a controller ----
@@ -123,16 +112,16 @@ def start(
         arguments += [f"--interface={target}" for target in targets]
         if config_path:
             arguments.append(f"--config={config_path.resolve()}")
-        pid = run_detached(_run(ctx), arguments)
+        pid = run_detached(run_directory(ctx), arguments)
         click.echo(f"controller runs (pid {pid}); next: controller status, flows, top")
         return
-    run_foreground(_run(ctx), config, ready_fd)
+    run_foreground(run_directory(ctx), config, ready_fd)
 
 
 @cli.command()
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0, 86400), default=30.0,
               show_default=True, help="Seconds to wait for the end.")  # fmt: skip
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def stop(ctx: click.Context, timeout_s: float, as_json: bool) -> None:
     """Detach everything of ours and end the controller.
@@ -141,9 +130,9 @@ def stop(ctx: click.Context, timeout_s: float, as_json: bool) -> None:
     """
     from controller.agent import ending
 
-    was_running, labels = ending.end(_run(ctx), timeout_s)
+    was_running, labels = ending.end(run_directory(ctx), timeout_s)
     if as_json:
-        _print_json({"was_running": was_running, "detached": labels})
+        print_json({"was_running": was_running, "detached": labels})
     elif was_running:
         click.echo(f"stopped; detached from {', '.join(labels) or 'nothing'}")
     elif labels:
@@ -153,16 +142,15 @@ def stop(ctx: click.Context, timeout_s: float, as_json: bool) -> None:
 
 
 @cli.command()
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def status(ctx: click.Context, as_json: bool) -> None:
     """Show the controller, its interfaces and what they saw."""
-    from controller.agent import client
     from controller.telemetry.views import status_text
 
-    answer = client.ask(_run(ctx), "status")
+    answer = ask(ctx, "status")
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(status_text(answer))
 
@@ -171,15 +159,13 @@ def status(ctx: click.Context, as_json: bool) -> None:
 @click.argument("interface", metavar="[NETNS:]IF")
 @click.option("--mode", type=click.Choice(["native", "generic", "tc"]), default="native",
               show_default=True)  # fmt: skip
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def attach(ctx: click.Context, interface: str, mode: str, as_json: bool) -> None:
     """Add an interface to the running controller."""
-    from controller.agent import client
-
-    answer = client.ask(_run(ctx), "attach", interface=interface, mode=mode)
+    answer = ask(ctx, "attach", interface=interface, mode=mode)
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         entry = answer["attached"]
         click.echo(f"attached to {entry['interface']} ({entry['kind']}, {entry['mode']})")
@@ -187,15 +173,13 @@ def attach(ctx: click.Context, interface: str, mode: str, as_json: bool) -> None
 
 @cli.command()
 @click.argument("interface", metavar="[NETNS:]IF")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def detach(ctx: click.Context, interface: str, as_json: bool) -> None:
     """Take an interface off the running controller."""
-    from controller.agent import client
-
-    answer = client.ask(_run(ctx), "detach", interface=interface)
+    answer = ask(ctx, "detach", interface=interface)
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(f"detached from {answer['detached']}")
 
@@ -208,14 +192,14 @@ def detach(ctx: click.Context, interface: str, as_json: bool) -> None:
 @click.option("--interval", "interval_s", type=click.FloatRange(0.1, 86400), default=1.0,
               show_default=True, help="Seconds between two refreshes.")  # fmt: skip
 @click.option("--wide", is_flag=True, help="More columns than fit 80 characters.")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def flows(ctx: click.Context, watch: bool, interval_s: float, wide: bool, as_json: bool) -> None:
     """List the flows: who sends what to whom, and what went wrong on the way."""
     from controller.agent import client
     from controller.observe.snapshot import busiest_first, flow_rows
 
-    run = _run(ctx)
+    run = run_directory(ctx)
     with contextlib.suppress(KeyboardInterrupt):  # the way to end --watch
         while True:
             rows = flow_rows(busiest_first(client.take_snapshot(run)))
@@ -238,20 +222,20 @@ def flows(ctx: click.Context, watch: bool, interval_s: float, wide: bool, as_jso
 @click.option("--interval", "interval_s", type=click.FloatRange(0.1, 86400), default=1.0,
               show_default=True, help="Seconds between two refreshes.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), help="End after so many refreshes.")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def top(ctx: click.Context, interval_s: float, count: int | None, as_json: bool) -> None:
     """Live view: rates of the busiest flows. Ends with Ctrl-C or q."""
     from controller.agent import client
     from controller.telemetry.live import run_top
 
-    run = _run(ctx)
+    run = run_directory(ctx)
     run_top(lambda: client.take_snapshot(run), interval_s, count, as_json)
 
 
 @cli.command()
 @click.argument("flow")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def explain(ctx: click.Context, flow: str, as_json: bool) -> None:
     """Say what is wrong with FLOW, with evidence and remedy.
@@ -261,9 +245,9 @@ def explain(ctx: click.Context, flow: str, as_json: bool) -> None:
     from controller.agent import client
     from controller.observe.explain import explain as explain_flow
 
-    explanation = explain_flow(client.take_snapshot(_run(ctx)), flow)
+    explanation = explain_flow(client.take_snapshot(run_directory(ctx)), flow)
     if as_json:
-        _print_json(explanation.to_json())
+        print_json(explanation.to_json())
     else:
         click.echo(explanation.to_text())
 
@@ -271,7 +255,7 @@ def explain(ctx: click.Context, flow: str, as_json: bool) -> None:
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--wide", is_flag=True, help="More columns than fit 80 characters.")
-@_JSON
+@JSON_OPTION
 def analyze(file: Path, wide: bool, as_json: bool) -> None:
     """Replay a capture (pcap, pcapng, .gz) through the same BPF programs.
 
@@ -285,13 +269,13 @@ def analyze(file: Path, wide: bool, as_json: bool) -> None:
     with progress_bar(f"reading {file.name}") as progress:
         analysis = analyze_file(file, progress)
     if as_json:
-        _print_json(analysis.to_json())
+        print_json(analysis.to_json())
     else:
         click.echo(analysis.to_text(wide=wide))
 
 
 @cli.command()
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
     """Tell what this machine can and cannot do, why, and the remedy."""
@@ -299,7 +283,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
     report = run_doctor()
     if as_json:
-        _print_json(report.to_json())
+        print_json(report.to_json())
     else:
         click.echo(report.to_text())
     ctx.exit(report.exit_code)
@@ -313,7 +297,7 @@ def bench() -> None:
 @bench.command("dataplane")
 @click.option("--repeat", type=click.IntRange(min=1000), default=200_000, show_default=True,
               help="Packets in each measurement.")  # fmt: skip
-@_JSON
+@JSON_OPTION
 def bench_dataplane_command(repeat: int, as_json: bool) -> None:
     """Nanoseconds per packet of the BPF programs, beside trivial ones."""
     from controller.dataplane.bench import bench_dataplane
@@ -322,7 +306,7 @@ def bench_dataplane_command(repeat: int, as_json: bool) -> None:
     with progress_bar("measuring") as progress:
         report = bench_dataplane(progress=progress, repeat=repeat)
     if as_json:
-        _print_json(report.to_json())
+        print_json(report.to_json())
     else:
         click.echo(report.to_text())
 
@@ -330,14 +314,14 @@ def bench_dataplane_command(repeat: int, as_json: bool) -> None:
 @bench.command("flows")
 @click.option("--flows", type=click.IntRange(min=64, max=500_000), default=10_000,
               show_default=True, help="Entries of the flow table.")  # fmt: skip
-@_JSON
+@JSON_OPTION
 def bench_flows_command(flows: int, as_json: bool) -> None:
     """Milliseconds to read and show a large flow table."""
     from controller.observe.bench import bench_flows
 
     result = bench_flows(flows)
     if as_json:
-        _print_json(result.to_json())
+        print_json(result.to_json())
     else:
         click.echo(result.to_text())
 

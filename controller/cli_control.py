@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import click
 
+from controller.cli_common import JSON_OPTION, ask, print_json
 from controller.errors import UsageError
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON (a stable interface).")
 _CLASS = click.IntRange(0, 7)
-
-
-def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2))
-
-
-def _ask(ctx: click.Context, command: str, **arguments: Any) -> dict[str, Any]:
-    from controller.agent import client
-    from controller.agent.state import RunDirectory
-
-    return client.ask(RunDirectory(ctx.obj), command, **arguments)
 
 
 # ---- classes ----
@@ -34,15 +22,15 @@ def class_group() -> None:
 
 
 @class_group.command("show")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def class_show(ctx: click.Context, as_json: bool) -> None:
     """Show the classes of the running controller."""
     from controller.telemetry.control_views import classes_text
 
-    answer = _ask(ctx, "classes")
+    answer = ask(ctx, "classes")
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(classes_text(answer["classes"]))
 
@@ -57,7 +45,7 @@ def class_show(ctx: click.Context, as_json: bool) -> None:
 @click.option("--pmax", type=float, help="Marking probability just below Kmax, above 0 .. 1.")
 @click.option("--floor", type=float, help="Share of the link it is sure of, 0 .. 1.")
 @click.option("--ceiling", type=float, help="Share of the link it gets at most, 0 .. 1.")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def class_set(
     ctx: click.Context,
@@ -95,9 +83,9 @@ def class_set(
         changes |= {"kmin_bytes": None, "kmax_bytes": None}
     if not changes:
         raise UsageError("Nothing is to be changed.", "Give --dscp, --priority, --kmin, ...")
-    answer = _ask(ctx, "class-set", number=number, changes=changes)
+    answer = ask(ctx, "class-set", number=number, changes=changes)
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(classes_text([answer["class"]]))
 
@@ -111,30 +99,30 @@ def job() -> None:
 
 
 @job.command("list")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def job_list(ctx: click.Context, as_json: bool) -> None:
     """List the jobs with what their flows came to."""
     from controller.telemetry.control_views import jobs_text
 
-    answer = _ask(ctx, "jobs")
+    answer = ask(ctx, "jobs")
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(jobs_text(answer["jobs"]))
 
 
 @job.command("show")
 @click.argument("name")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def job_show(ctx: click.Context, name: str, as_json: bool) -> None:
     """Show one job: rule, plan, progress, and each flow's class and rate."""
     from controller.telemetry.control_views import job_text
 
-    answer = _ask(ctx, "job", name=name)
+    answer = ask(ctx, "job", name=name)
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(job_text(answer["job"]))
 
@@ -173,7 +161,7 @@ def _criteria(texts: tuple[str, ...]) -> dict[str, list[str]]:
 @click.option(
     "--gap", metavar="TIME", help="A silence this long ends an iteration.  [by link rate]"
 )
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def job_set(
     ctx: click.Context,
@@ -204,22 +192,22 @@ def job_set(
         "match": JobMatch.parse(_criteria(matches), "--match").to_json() if matches else None,
     }
     changes = {key: value for key, value in changes.items() if value is not None}
-    answer = _ask(ctx, "job-set", job={"name": name, **changes})
+    answer = ask(ctx, "job-set", job={"name": name, **changes})
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(job_text(answer["job"]))
 
 
 @job.command("delete")
 @click.argument("name")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def job_delete(ctx: click.Context, name: str, as_json: bool) -> None:
     """Forget job NAME; its flows are left as they are from now on."""
-    answer = _ask(ctx, "job-delete", name=name)
+    answer = ask(ctx, "job-delete", name=name)
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(f"job {name} is deleted")
 
@@ -243,7 +231,7 @@ def job_delete(ctx: click.Context, name: str, as_json: bool) -> None:
 @click.option("--compression", type=float, default=1.0, show_default=True,
               help="Bytes on the wire for each byte, above 0 .. 1.")  # fmt: skip
 @click.option("--clear", is_flag=True, help="Take the plan away.")
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def job_plan(
     ctx: click.Context,
@@ -267,9 +255,9 @@ def job_plan(
     from controller.units import parse_bytes, parse_ns, parse_rate_Bps
 
     if clear:
-        answer = _ask(ctx, "job-plan-clear", name=name)
+        answer = ask(ctx, "job-plan-clear", name=name)
         if as_json:
-            _print_json(answer)
+            print_json(answer)
         else:
             click.echo(f"job {name} has no plan; its class is the default")
         return
@@ -295,9 +283,9 @@ def job_plan(
         compression_ratio=compression,
         pace=pace,
     )
-    answer = _ask(ctx, "job-plan", plan=plan.to_json())
+    answer = ask(ctx, "job-plan", plan=plan.to_json())
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(plan_text(answer["plan"], time.monotonic_ns()))
         for warning in answer["warnings"]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from controller.cli_common import JSON_OPTION, ask, print_json
 from controller.errors import NotRunningError, UsageError
 
 if TYPE_CHECKING:
     from controller.priority.classes import TrafficClass
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON (a stable interface).")
 _TARGET = click.argument("interface", metavar="[NETNS:]IF")
-
-
-def _print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=2))
 
 
 def _shares(option: str, texts: tuple[str, ...]) -> dict[int, float]:
@@ -42,12 +37,10 @@ def _shares(option: str, texts: tuple[str, ...]) -> dict[int, float]:
 
 def _classes(ctx: click.Context) -> tuple[TrafficClass, ...]:
     """Classes of the running controller, or the default ones where none runs."""
-    from controller.agent import client
-    from controller.agent.state import RunDirectory
     from controller.priority.classes import TrafficClass, default_classes
 
     try:
-        answer = client.ask(RunDirectory(ctx.obj), "classes")
+        answer = ask(ctx, "classes")
     except NotRunningError:
         return default_classes()
     return tuple(TrafficClass.from_json(entry) for entry in answer["classes"])
@@ -55,11 +48,8 @@ def _classes(ctx: click.Context) -> tuple[TrafficClass, ...]:
 
 def _tell_controller(ctx: click.Context) -> None:
     """A running controller looks at its interfaces' queues at once, not within seconds."""
-    from controller.agent import client
-    from controller.agent.state import RunDirectory
-
     with contextlib.suppress(NotRunningError):
-        client.ask(RunDirectory(ctx.obj), "refresh")
+        ask(ctx, "refresh")
 
 
 @click.group()
@@ -85,7 +75,7 @@ def qdisc() -> None:
 @click.option("--qp-timeout", type=click.IntRange(1, 31), default=14, show_default=True,
               help="Timeout attribute of the queue pairs (4.096 us * 2^N): a floor should drain "
                    "one window in half of it.")  # fmt: skip
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def setup_command(
     ctx: click.Context,
@@ -133,14 +123,14 @@ def setup_command(
     done = setup(netns, name, classes, rate_Bps, kind, qp_timeout, raisable)
     _tell_controller(ctx)
     if as_json:
-        _print_json(setup_json(done))
+        print_json(setup_json(done))
     else:
         click.echo(setup_text(done))
 
 
 @qdisc.command("clear")
 @_TARGET
-@_JSON
+@JSON_OPTION
 @click.pass_context
 def clear_command(ctx: click.Context, interface: str, as_json: bool) -> None:
     """Take ours away and restore the kernel's default; others' stay. Works twice.
@@ -156,7 +146,7 @@ def clear_command(ctx: click.Context, interface: str, as_json: bool) -> None:
     was_there = clear(netns, name)
     _tell_controller(ctx)
     if as_json:
-        _print_json({"interface": interface, "cleared": was_there})
+        print_json({"interface": interface, "cleared": was_there})
     elif was_there:
         click.echo(f"{interface}: cleared; the kernel's default qdisc is back")
     else:
@@ -165,7 +155,7 @@ def clear_command(ctx: click.Context, interface: str, as_json: bool) -> None:
 
 @qdisc.command("show")
 @_TARGET
-@_JSON
+@JSON_OPTION
 def show_command(interface: str, as_json: bool) -> None:
     """Show the queues of an interface: classes, rates, what waits, what was dropped."""
     from controller.dataplane.attachment import parse_target
@@ -174,6 +164,6 @@ def show_command(interface: str, as_json: bool) -> None:
 
     state = read(*parse_target(interface))
     if as_json:
-        _print_json(state.to_json())
+        print_json(state.to_json())
     else:
         click.echo(state_text(state))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,17 @@ from controller.dataplane.loader import (
 )
 from tests.acting import Acting
 from tests.hook import MAX_FLOWS, PACKET_MEMBERS, VERDICTS, Hook, Replay, clear, run_c
+from tests.hosts import Controller
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[Controller]:
+    """A controller with a run directory of its own, not started yet; stopped afterwards."""
+    instance = Controller(tmp_path / "run")
+    try:
+        yield instance
+    finally:
+        instance.close()
 
 
 @pytest.fixture(scope="session")

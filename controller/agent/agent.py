@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from controller.agent.maps import clear_port
 from controller.agent.requests import Requests
 from controller.agent.requirements import require_kernel, require_privileges
 from controller.agent.state import RunDirectory, State
-from controller.agent.steering import Steering, read_saved
+from controller.agent.steering import Saved, Steering, read_saved
 from controller.config import Config, InterfaceConfig
 from controller.dataplane import attach as hooks
 from controller.dataplane import interfaces, layout, libbpf, tables
@@ -72,12 +71,6 @@ class PortState:
     queue_pairs: dict[int, QueuePair] = field(default_factory=dict)
 
 
-def _resident_bytes() -> int:
-    """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def notify_systemd(message: str) -> None:
     """Tell systemd (Type=notify) a state; does nothing when not started by it.
 
@@ -113,7 +106,8 @@ class Agent:
         # Left by an earlier controller and not adopted yet: still ours to clean up.
         self._leftovers: list[Attachment] = []
         self._steering: Steering | None = None
-        self._previous_interfaces: list[dict[str, Any]] = []
+        # Of an earlier controller, by namespace and name: it holds where nobody says otherwise.
+        self._earlier_entries: dict[tuple[str, str], InterfaceConfig] = {}
         self.guard = threading.RLock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopping = threading.Event()
@@ -140,7 +134,7 @@ class Agent:
             signal.signal(number, lambda *_: self.request_stop())
         try:
             previous = self.run_directory.read_state()
-            self._check_saved(previous)
+            earlier = self._read_control(previous)
             wanted = {(entry.netns, entry.name): entry for entry in self._config.interfaces}
             found = {key: interfaces.inspect(*key) for key in wanted}
             leftovers = self._living(previous)
@@ -155,10 +149,8 @@ class Agent:
                 )
             self.dataplane = self._load(previous)
             self._leftovers = list(leftovers)
-            if previous:
-                self._previous_interfaces = list(previous.control.get("interfaces", ()))
             self._steering = Steering(self._config, self.maps, self.note)
-            self._steering.begin(previous.control if previous else {}, self.adopted)
+            self._steering.begin(earlier, self.adopted)
             self._drop_flows_except({attachment.port for attachment in leftovers})
             for attachment in leftovers:
                 key = (attachment.netns, attachment.interface)
@@ -167,8 +159,8 @@ class Agent:
                 interface = found.get(key) or interfaces.inspect(*key)
                 self._leftovers.remove(attachment)
                 try:
-                    entry = wanted.get(key) or self._saved(previous, key)
-                    self._attach(attachment, interface, entry)
+                    said = wanted.get(key) or self._earlier_entries.get(key)
+                    self._attach(attachment, interface, said or InterfaceConfig(*key))
                 except BaseException:
                     self._leftovers.append(attachment)  # shutdown() takes it off
                     raise
@@ -257,11 +249,6 @@ class Agent:
                 self.dataplane = None
         self.run_directory.unlock()
 
-    @staticmethod
-    def resident_bytes() -> int:
-        """Resident memory of this process."""
-        return _resident_bytes()
-
     def request_stop(self) -> None:
         """Let `run` end."""
         self._stopping.set()
@@ -300,27 +287,26 @@ class Agent:
                 )
         return Dataplane(artifact, self._config.observe.max_flows)
 
-    def _check_saved(self, previous: State | None) -> None:
-        """Raise StellarError when the state file is damaged, before anything is touched."""
+    def _read_control(self, previous: State | None) -> Saved:
+        """What an earlier controller did, read before anything is touched.
+
+        Raises
+        ------
+        StellarError
+            The state file is damaged.
+        """
+        control = previous.control if previous else {}
         try:
-            if previous:
-                read_saved(previous.control)
-                for document in previous.control.get("interfaces", ()):
-                    InterfaceConfig(**document).check()
+            for document in control.get("interfaces", ()):
+                entry = InterfaceConfig(**document)
+                entry.check()
+                self._earlier_entries[entry.netns, entry.name] = entry
+            return read_saved(control)
         except (StellarError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StellarError(
                 f"State file {self.run_directory.state_path} is damaged: {error!r}.",
                 "Look what is attached (`ip link`, `tc filter show`), then delete the file.",
             ) from error
-
-    @staticmethod
-    def _saved(previous: State | None, key: tuple[str, str]) -> InterfaceConfig:
-        """What an earlier controller did on an interface that nobody names now."""
-        for document in previous.control.get("interfaces", ()) if previous else ():
-            entry = InterfaceConfig(**document)
-            if (entry.netns, entry.name) == key:
-                return entry
-        return InterfaceConfig(*key)
 
     def _living(self, previous: State | None) -> list[Attachment]:
         """Attachments of an earlier controller whose interface still exists."""
@@ -399,16 +385,11 @@ class Agent:
     def _saved_control(self) -> dict[str, Any]:
         if not self._steering:
             return {}
-        entries = {
-            (entry["netns"], entry["name"]): entry for entry in self._previous_interfaces
-        } | {
-            (port.entry.netns, port.entry.name): asdict(port.entry) for port in self.ports.values()
-        }
-        kept = {(a.netns, a.interface) for a in self._leftovers} | {
-            (port.entry.netns, port.entry.name) for port in self.ports.values()
-        }
-        interfaces_ = [entry for key, entry in entries.items() if key in kept]
-        return self._steering.to_json() | {"interfaces": interfaces_}
+        entries = [port.entry for port in self.ports.values()]
+        for attachment in self._leftovers:
+            if entry := self._earlier_entries.get((attachment.netns, attachment.interface)):
+                entries.append(entry)
+        return self._steering.to_json() | {"interfaces": [asdict(entry) for entry in entries]}
 
     def _wants_control(self, port: PortState) -> bool:
         return self.steering.acts and port.interface.kind != "bypass"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from controller.dataplane import layout
 from controller.dataplane.layout import Direction, JobFlag, PortFlag
 from controller.errors import ConflictError, UsageError
 from controller.observe.snapshot import QueuePair
-from controller.ops.qdisc_tree import CLASS_MINOR, MAJOR
+from controller.ops.qdisc_tree import classid
 from controller.priority import classes as traffic
 from controller.priority import laxity
 from controller.priority.jobs import (
@@ -49,7 +49,6 @@ WINDOW_BYTES = 128 * 4200
 _NS_PER_S = 10**9
 # A job whose rule has matched nothing for so long is worth a warning.
 UNMATCHED_WARNING_S = 60.0
-_TREE_BASE = MAJOR << 16 | CLASS_MINOR
 _MARKS = {"window": PortFlag.MARK, "instant": PortFlag.MARK_INSTANT, "off": PortFlag(0)}
 _ECHOES = {"becn": PortFlag.ECHO_BECN, "cnp": PortFlag.ECHO_CNP, "off": PortFlag(0)}
 
@@ -156,36 +155,29 @@ class Steering:
 
     # ---- life ----
 
-    def begin(self, saved: Mapping[str, Any], adopted: bool) -> None:
+    def begin(self, earlier: Saved, adopted: bool) -> None:
         """Write what does not depend on a port; take over what an earlier controller left.
 
         Parameters
         ----------
-        saved
-            `to_json` of the earlier controller, or nothing. Its jobs hold, except those that the
+        earlier
+            What the earlier controller left, if there was one. Its jobs hold, except those that the
             configuration names as well; its classes, if the configuration changes none.
         adopted
             Whether its maps are in use.
         """
-        earlier = read_saved(saved)
         if earlier.classes and self.classes == traffic.default_classes():
             self.classes = earlier.classes
         now_s = time.monotonic()
         numbers = {job.name: number for number, job in earlier.jobs.items()}
-        taken = set(earlier.jobs)
         # Configured ones first, in their order: the first rule that matches wins.
         configured = {job.name: job for job in self._config.jobs}
         others = {job.name: job for job in earlier.jobs.values() if job.name not in configured}
         for name, job in (configured | others).items():
             if name in numbers:
                 self.jobs[name] = JobState(job, numbers[name], now_s)
-                continue
-            free = min(set(range(1, layout.MAX_JOBS)) - taken, default=0)
-            if not free:
-                raise self._too_many_jobs()
-            taken.add(free)
-            self.jobs[name] = JobState(job, free, now_s)
-            self._clear_job(free)
+            else:
+                self._add_job(job, reserved=earlier.jobs.keys())
         maps.write_crc32_table(self._fds)
         maps.write_dscp_classes(self._fds, [entry.dscp for entry in self.classes])
         policy = self._config.laxity
@@ -195,8 +187,7 @@ class Steering:
             laxity.lowering_ns(policy.thresholds_ns, policy.hysteresis),
             policy.raise_at == "drained",
         )
-        for state in self.jobs.values():
-            self._write_job(state)
+        self._write_jobs()
         if adopted:
             self._adopt_flows()
             for name, state in self.jobs.items():
@@ -257,6 +248,13 @@ class Steering:
         self, number: int, entry: InterfaceConfig, facts: PortFacts, label: str
     ) -> SteeredPort:
         """Write what is done on a port, new or after its facts have changed."""
+        port = self._put_port(number, entry, facts, label)
+        self._write_jobs()
+        return port
+
+    def _put_port(
+        self, number: int, entry: InterfaceConfig, facts: PortFacts, label: str
+    ) -> SteeredPort:
         plan = plan_port(facts, self._wishes(entry))
         if entry.mark in ("window", "instant") or entry.echo in ("becn", "cnp") or entry.pace:
             self._refuse_bypass(facts, label)
@@ -268,7 +266,7 @@ class Steering:
         settings = PortSettings(
             flags=PortFlag(flags),
             link_Bps=plan.link_Bps,
-            priority_base=_TREE_BASE if facts.tree_rate_Bps else 0,
+            priority_base=classid(0) if facts.tree_rate_Bps else 0,
             drain_share=entry.drain,
             slot_ns=self._config.ecn.slot_ns or slot_ns_of(plan.link_Bps),
             horizon_ns=self._config.control.horizon_ns,
@@ -286,7 +284,6 @@ class Steering:
         self._write_classes(number, plan.link_Bps, entry.drain)
         maps.write_port(self._fds, number, settings)
         self._ports[number] = port
-        self._write_jobs()
         return port
 
     def _write_jobs(self) -> None:
@@ -343,7 +340,8 @@ class Steering:
 
     def _rewrite_ports(self) -> None:
         for number, port in list(self._ports.items()):
-            self.write_port(number, port.entry, port.facts, port.label)
+            self._put_port(number, port.entry, port.facts, port.label)
+        self._write_jobs()
 
     # ---- classes ----
 
@@ -368,24 +366,19 @@ class Steering:
 
     # ---- jobs ----
 
-    def _free_number(self) -> int:
+    def _add_job(self, job: Job, reserved: Collection[int] = ()) -> JobState:
+        """Give a new job a number of which nothing of an earlier job is left."""
         taken = {state.number for state in self.jobs.values()}
-        for number in range(1, layout.MAX_JOBS):
-            if number not in taken:
-                return number
-        raise self._too_many_jobs()
-
-    @staticmethod
-    def _too_many_jobs() -> ConflictError:
-        return ConflictError(
-            f"There are {layout.MAX_JOBS - 1} jobs, the most that one controller takes.",
-            "Delete one: controller job delete NAME.",
-        )
-
-    def _clear_job(self, number: int) -> None:
-        """A number goes to a new job: nothing of an earlier one stays."""
-        maps.clear_progress(self._fds, number)
-        maps.write_plan(self._fds, number, None)
+        free = set(range(1, layout.MAX_JOBS)) - taken - set(reserved)
+        if not free:
+            raise ConflictError(
+                f"There are {layout.MAX_JOBS - 1} jobs, the most that one controller takes.",
+                "Delete one: controller job delete NAME.",
+            )
+        state = self.jobs[job.name] = JobState(job, min(free), time.monotonic())
+        maps.clear_progress(self._fds, state.number)
+        maps.write_plan(self._fds, state.number, None)
+        return state
 
     def _write_job(self, state: JobState) -> None:
         job = state.job
@@ -425,9 +418,7 @@ class Steering:
         state = self.jobs.get(job.name)
         is_new = state is None
         if state is None:
-            state = JobState(job, self._free_number(), time.monotonic())
-            self.jobs[job.name] = state
-            self._clear_job(state.number)
+            state = self._add_job(job)
         old, state.job = state.job, job
         try:
             self._rewrite_ports()
@@ -439,7 +430,6 @@ class Steering:
             raise
         state.since_s = time.monotonic()
         state.was_matched = state.is_warned = False
-        self._write_job(state)
         self._match_anew()
         return state
 
@@ -476,14 +466,12 @@ class Steering:
         floor = min(max(plan.class_floor, job.class_floor), job.class_ceiling)
         ceiling = max(min(plan.class_ceiling, job.class_ceiling), floor)
         plan = replace(plan, class_floor=floor, class_ceiling=ceiling)
-        predicted = 0.0
-        if plan.deadline_ns > plan.window_start_ns:
-            predicted = predicted_rate_Bps(
-                plan.expected_bytes,
-                plan.compression_ratio,
-                plan.deadline_ns - plan.window_start_ns,
-                max(1, self._senders(plan.job)),
-            )
+        predicted = predicted_rate_Bps(
+            plan.expected_bytes,
+            plan.compression_ratio,
+            plan.deadline_ns - plan.window_start_ns,
+            max(1, self._senders(plan.job)),
+        )
         maps.write_plan(self._fds, state.number, plan, predicted)
         state.plan = plan
         if plan.pace:

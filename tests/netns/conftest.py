@@ -18,14 +18,16 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         yield pair
 
 
-@pytest.fixture
-def controller(tmp_path: Path) -> Iterator[Controller]:
-    """A controller with a run directory of its own; stopped afterwards."""
-    instance = Controller(tmp_path / "run")
-    try:
-        yield instance
-    finally:
-        instance.close()
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    """One controller of a module, for wrong orders: none of them changes it."""
+    instance = Controller(tmp_path_factory.mktemp("running") / "run")
+    with veth_hosts() as hosts:
+        try:
+            instance.start(hosts[0].target)
+            yield instance
+        finally:
+            instance.close()
 
 
 _SENDER = """

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts import Controller, Host, veth_hosts
+from tests.hosts import Controller, Host
 
 Hosts = tuple[Host, Host]
 Send = Callable[..., None]
@@ -220,18 +220,6 @@ def test_a_job_is_found_by_its_process_only_where_queue_pairs_are_known(
     send(a, b, 1, 3)
     assert listener.packets(3) == [(17, 2)] * 3
     assert job(controller, "mine")["flows"] == []
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    """One controller for all wrong orders: none of them changes it."""
-    instance = Controller(tmp_path_factory.mktemp("running") / "run")
-    with veth_hosts() as hosts:
-        try:
-            instance.start(hosts[0].target)
-            yield instance
-        finally:
-            instance.close()
 
 
 @pytest.mark.parametrize(

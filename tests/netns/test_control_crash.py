@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from controller.agent.control import request
 from controller.dataplane import layout, libbpf
 from controller.errors import StellarError, UsageError
-from tests.hosts import Controller, Host, veth_hosts
+from tests.hosts import Controller, Host
 
 Hosts = tuple[Host, Host]
 
@@ -108,18 +107,6 @@ def test_a_deleted_jobs_number_comes_back_without_its_progress(
     assert (third["iteration"], third["iteration_bytes"]) == (0, 0)
     # In the order of the file, whatever was saved before.
     assert [job["name"] for job in controller.json("job", "list")["jobs"]] == ["third", "first"]
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
-    """One controller for all wrong requests: none of them changes it."""
-    instance = Controller(tmp_path_factory.mktemp("running") / "run")
-    with veth_hosts() as hosts:
-        try:
-            instance.start(hosts[0].target)
-            yield instance
-        finally:
-            instance.close()
 
 
 @pytest.mark.parametrize(

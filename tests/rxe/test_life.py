@@ -36,16 +36,6 @@ def hosts(rxe_kernel: None) -> Iterator[Hosts]:
         yield pair
 
 
-@pytest.fixture
-def controller(tmp_path: Path) -> Iterator[Controller]:
-    """A controller that is not started yet; stopped afterwards."""
-    instance = Controller(tmp_path / "run")
-    try:
-        yield instance
-    finally:
-        instance.close()
-
-
 def moved(host: RxeHost, before: dict[str, int], packets: int) -> Callable[[], bool]:
     """Whether `host` has sent so many RDMA packets since `before`."""
     return lambda: host.counters()["sent_pkts"] - before["sent_pkts"] >= packets

@@ -40,16 +40,6 @@ def bed(rxe_kernel: None) -> Iterator[Bed]:
         yield switch, hosts
 
 
-@pytest.fixture
-def controller(tmp_path: Path) -> Iterator[Controller]:
-    """A controller that is not started yet; stopped afterwards."""
-    instance = Controller(tmp_path / "run")
-    try:
-        yield instance
-    finally:
-        instance.close()
-
-
 def start(controller: Controller, tmp_path: Path, config: str, *hosts: RxeHost) -> int:
     path = tmp_path / "stellar.toml"
     path.write_text(config)
