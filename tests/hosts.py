@@ -119,10 +119,12 @@ class Controller:
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         for _ in range(100):
-            if (
-                not Path(f"/proc/{pid}/status").exists()
-                or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-            ):
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+            # It may be reaped between the opening of its file and the reading of it.
+            except (FileNotFoundError, ProcessLookupError):
+                return
+            if "\nState:\tZ" in status:
                 return
             subprocess.run(["sleep", "0.02"], check=True)
         raise AssertionError(f"process {pid} did not die")
