@@ -109,7 +109,7 @@ def job_list(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         print_json(answer)
     else:
-        click.echo(jobs_text(answer["jobs"]))
+        click.echo(jobs_text(answer["jobs"], answer["reported_only"]))
 
 
 @job.command("show")

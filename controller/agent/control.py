@@ -1,5 +1,8 @@
 """The control socket: one JSON request a connection, one JSON answer, maybe descriptors.
 
+A client that has something to say again and again holds a conversation instead: a request and
+an answer a line, until it leaves or falls silent.
+
 A Unix socket in an owner-only directory; the kernel's word for who is on the other side
 (SO_PEERCRED) is checked as well. Requests are bounded in size and time.
 """
@@ -15,11 +18,12 @@ import socketserver
 import struct
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from controller import errors
-from controller.errors import NotRunningError, StellarError
+from controller.errors import NotRunningError, StellarError, UsageError
 
 log = logging.getLogger("stellar.control")
 
@@ -33,6 +37,36 @@ _ENDED, _LOOK = "The controller ended before it answered.", "Look at its log, th
 # A handler gets the request's arguments and gives the answer and descriptors to pass on;
 # these are closed afterwards.
 Handler = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], list[int]]]
+
+
+class Talk(Protocol):
+    """One client's conversation."""
+
+    def answer(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer one request of it."""
+
+    def close(self) -> None:
+        """The client is gone, or was silent for too long, or got an error."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A command whose connection stays open for more of the same.
+
+    Parameters
+    ----------
+    begin
+        Process id of the client, as the kernel knows it (0: of a namespace that we do not
+        see) -> the conversation.
+    silence_s
+        A client from which nothing comes for so long is let go.
+    max_request_bytes
+        Of one line.
+    """
+
+    begin: Callable[[int], Talk]
+    silence_s: float
+    max_request_bytes: int
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -51,7 +85,7 @@ class ControlServer:
         Command name -> handler. A StellarError that it raises goes to the client.
     """
 
-    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, path: Path, handlers: Mapping[str, Handler | Conversation]) -> None:
         self._path = path
         path.unlink(missing_ok=True)
 
@@ -76,54 +110,101 @@ class ControlServer:
         self._path.unlink(missing_ok=True)
 
 
-def _peer_uid(connection: socket.socket) -> int:
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the other side, at the time it connected."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", raw)[1])
+    pid, uid, _ = struct.unpack("3i", raw)
+    return int(pid), int(uid)
 
 
-def _serve(connection: socket.socket, handlers: Mapping[str, Handler]) -> None:
-    connection.settimeout(REQUEST_TIMEOUT_S)
-    fds: list[int] = []
-    try:
-        if _peer_uid(connection) not in (0, os.geteuid()):
-            return
-        request = _read_line(connection, MAX_REQUEST_BYTES)
-        answer: Mapping[str, Any]
+class _Client:
+    """What goes on on one connection."""
+
+    def __init__(self, handlers: Mapping[str, Handler | Conversation], pid: int) -> None:
+        self._handlers = handlers
+        self._pid = pid
+        self._command = ""
+        self._talk: Talk | None = None
+        self.conversation: Conversation | None = None
+        self.fds: list[int] = []
+
+    def answer(self, request: bytes) -> Mapping[str, Any]:
+        """The answer to a request, or what is wrong with that."""
         try:
             document = json.loads(request)
-            handler = handlers[document["command"]]
             try:
-                answer, fds = handler(document.get("arguments", {}))
+                return self._answer(document["command"], document.get("arguments", {}))
             except OSError as error:
                 raise StellarError(f"{document['command']} failed: {error}.") from error
         except StellarError as error:
-            answer = {
-                "error": error.message,
-                "remedy": error.remedy,
-                "type": type(error).__name__,
-            }
+            return {"error": error.message, "remedy": error.remedy, "type": type(error).__name__}
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            answer = {"error": f"Request not understood: {error!r}.", "type": "StellarError"}
+            return {"error": f"Request not understood: {error!r}.", "type": "StellarError"}
         except Exception as error:  # a bug of ours must not read as "it ended"
             log.exception("request failed")
-            answer = {
+            return {
                 "error": f"Request failed: {error!r}.",
                 "remedy": "The controller's log has more; please report it.",
                 "type": "StellarError",
             }
+
+    def _answer(self, command: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._talk and command != self._command:
+            raise UsageError(
+                f"{command!r:.100} comes in a conversation about {self._command}; allowed: one "
+                "command a connection."
+            )
+        handler = self._handlers[command]
+        if isinstance(handler, Conversation):
+            if self._talk is None:
+                self._talk = handler.begin(self._pid)
+                self._command, self.conversation = command, handler
+            return self._talk.answer(arguments)
+        answer, self.fds = handler(arguments)
+        return answer
+
+    def close(self) -> None:
+        """Forget the client, and let go of what it was to be sent."""
+        if self._talk:
+            self._talk.close()
+        for fd in self.fds:
+            os.close(fd)
+
+
+def _serve(connection: socket.socket, handlers: Mapping[str, Handler | Conversation]) -> None:
+    connection.settimeout(REQUEST_TIMEOUT_S)
+    client: _Client | None = None
+    try:
+        pid, uid = _peer(connection)
+        if uid not in (0, os.geteuid()):
+            return
+        client = _Client(handlers, pid)
+        answer = client.answer(_read_line(connection, MAX_REQUEST_BYTES))
         data = json.dumps(answer).encode() + b"\n"
         connection.settimeout(ANSWER_TIMEOUT_S)
-        if fds:
+        if client.fds:
             # The descriptors travel with the first byte.
-            socket.send_fds(connection, [data[:1]], fds)
+            socket.send_fds(connection, [data[:1]], client.fds)
             data = data[1:]
         connection.sendall(data)
+        if client.conversation and "error" not in answer:
+            _converse(connection, client, client.conversation)
     except OSError:
         pass  # the client went away; it has nothing of ours
     finally:
-        for fd in fds:
-            os.close(fd)
+        if client:
+            client.close()
         connection.close()
+
+
+def _converse(connection: socket.socket, client: _Client, conversation: Conversation) -> None:
+    """Answer line by line, until an error; OSError when the client is gone or silent."""
+    connection.settimeout(conversation.silence_s)
+    while request := _read_line(connection, conversation.max_request_bytes):
+        answer = client.answer(request)
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+        if "error" in answer:
+            return
 
 
 def _read_line(connection: socket.socket, limit: int) -> bytes:

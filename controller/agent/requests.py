@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller import __version__
-from controller.agent.control import Handler
+from controller.agent.control import Conversation, Handler
+from controller.agent.job_reports import (
+    MAX_REPORT_BYTES,
+    REPORT_SILENCE_S,
+    JobReports,
+    ReportTalk,
+)
 from controller.agent.steering_report import describe_job, describe_port
 from controller.config import InterfaceConfig
 from controller.dataplane import attach as hooks
@@ -38,8 +44,9 @@ class Requests:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._reports = JobReports()
 
-    def handlers(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler | Conversation]:
         """Command -> handler."""
         return {
             "status": self._status,
@@ -56,6 +63,11 @@ class Requests:
             "job-delete": self._job_delete,
             "job-plan": self._job_plan,
             "job-plan-clear": self._job_plan_clear,
+            "job-report": Conversation(
+                lambda pid: ReportTalk(self._agent, self._reports, pid),
+                REPORT_SILENCE_S,
+                MAX_REPORT_BYTES,
+            ),
         }
 
     # ---- observing ----
@@ -218,7 +230,11 @@ class Requests:
     # ---- jobs ----
 
     def _document(self, name: str) -> dict[str, Any]:
-        return describe_job(self._agent.steering, self._agent.maps, name)
+        document = describe_job(self._agent.steering, self._agent.maps, name)
+        return document | {"reports": self._reported(name)}
+
+    def _reported(self, name: str) -> list[dict[str, Any]]:
+        return [reporter.to_json() for reporter in self._reports.of_job(name)]
 
     def _summary(self, name: str) -> dict[str, Any]:
         """A job in one line: its flows summed up."""
@@ -233,7 +249,13 @@ class Requests:
         agent = self._agent
         with agent.guard:
             agent.read_registry()
-            return {"jobs": [self._summary(name) for name in agent.steering.jobs]}, []
+            return {
+                "jobs": [self._summary(name) for name in agent.steering.jobs],
+                "reported_only": [
+                    {"name": name, "reports": self._reported(name)}
+                    for name in self._reports.strangers(agent.steering.jobs)
+                ],
+            }, []
 
     def _job(self, arguments: Mapping[str, Any]) -> Answer:
         agent = self._agent
@@ -268,8 +290,14 @@ class Requests:
 
     def _job_plan(self, arguments: Mapping[str, Any]) -> Answer:
         agent = self._agent
+        document = dict(arguments["plan"])
+        # null: what the ranks report, from now on; until they do, no compression.
+        follows_ratio = "compression_ratio" in document and document["compression_ratio"] is None
         with agent.guard:
-            plan = agent.steering.set_plan(JobPlan.from_json(arguments["plan"]))
+            if follows_ratio:
+                ratio = self._reports.compression_ratio(str(document.get("job")))
+                document["compression_ratio"] = ratio or 1.0
+            plan = agent.steering.set_plan(JobPlan.from_json(document), follows_ratio)
             warnings = [text for text in agent.steering.missing() if plan.pace and "pac" in text]
             return {"plan": plan.to_json(), "warnings": warnings}, []
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from controller.agent import maps
+from controller.agent.job_reports import class_now
 from controller.agent.maps import ClassSettings, JobSettings, PortSettings
 from controller.agent.processes import read_process
 from controller.config import Config, InterfaceConfig
@@ -49,6 +50,9 @@ WINDOW_BYTES = 128 * 4200
 _NS_PER_S = 10**9
 # A job whose rule has matched nothing for so long is worth a warning.
 UNMATCHED_WARNING_S = 60.0
+# A plan is written anew when the reported compression ratio differs by more than this share: the
+# ratio of top-k wavers with each tensor, and a rate is not predicted to the per cent.
+RATIO_STEP = 0.02
 _MARKS = {"window": PortFlag.MARK, "instant": PortFlag.MARK_INSTANT, "off": PortFlag(0)}
 _ECHOES = {"becn": PortFlag.ECHO_BECN, "cnp": PortFlag.ECHO_CNP, "off": PortFlag(0)}
 
@@ -65,12 +69,16 @@ class Iteration:
 
 @dataclass
 class JobState:
-    """A job with its number in the dataplane and what it was told last."""
+    """A job with its number in the dataplane and what it was told last.
+
+    ``follows_ratio``: its plan takes the compression ratio that ranks report.
+    """
 
     job: Job
     number: int
     since_s: float
     plan: JobPlan | None = None
+    follows_ratio: bool = False
     was_matched: bool = False
     is_warned: bool = False
     last_iteration: Iteration | None = None
@@ -451,10 +459,11 @@ class Steering:
         for flow in self._flows.values():
             flow.is_final = False
 
-    def set_plan(self, plan: JobPlan) -> JobPlan:
+    def set_plan(self, plan: JobPlan, follows_ratio: bool = False) -> JobPlan:
         """Tell the dataplane what is expected of a job's iteration; returns the plan in force.
 
-        Its class limits are narrowed to the job's.
+        Its class limits are narrowed to the job's. `follows_ratio`: `report_ratio` may change its
+        compression ratio.
         """
         state = self.find(plan.job)
         if not plan.in_force(time.monotonic_ns()):
@@ -466,6 +475,24 @@ class Steering:
         floor = min(max(plan.class_floor, job.class_floor), job.class_ceiling)
         ceiling = max(min(plan.class_ceiling, job.class_ceiling), floor)
         plan = replace(plan, class_floor=floor, class_ceiling=ceiling)
+        self._write_plan(state, plan)
+        state.follows_ratio = follows_ratio
+        if plan.pace:
+            self._rewrite_ports()  # what is missing for it is told there
+        return plan
+
+    def report_ratio(self, name: str, ratio: float) -> None:
+        """Ranks of a job report a compression ratio: a plan that named none takes it."""
+        state = self.jobs.get(name)
+        plan = state.plan if state else None
+        if not state or not plan or not state.follows_ratio:
+            return
+        if abs(ratio - plan.compression_ratio) <= RATIO_STEP * plan.compression_ratio:
+            return
+        if plan.in_force(time.monotonic_ns()):
+            self._write_plan(state, replace(plan, compression_ratio=ratio))
+
+    def _write_plan(self, state: JobState, plan: JobPlan) -> None:
         predicted = predicted_rate_Bps(
             plan.expected_bytes,
             plan.compression_ratio,
@@ -474,9 +501,32 @@ class Steering:
         )
         maps.write_plan(self._fds, state.number, plan, predicted)
         state.plan = plan
-        if plan.pace:
-            self._rewrite_ports()  # what is missing for it is told there
-        return plan
+
+    def class_now(self, name: str, reported_bytes: int, current_class: int | None) -> int:
+        """The class that a job's next message gets, or would get where we saw its packets.
+
+        Parameters
+        ----------
+        reported_bytes
+            What its ranks say they have sent in this iteration: counts where none of the job's
+            packets ever came by (a NIC that bypasses the kernel).
+        current_class
+            What was said before; None: nothing.
+        """
+        state = self.find(name)
+        done = reported_bytes
+        if state.was_matched:
+            progress = maps.read_progress(self._fds, state.number)
+            plan = state.plan
+            gap_ns = plan.gap_ns if plan and plan.gap_ns else self.gap_ns(state.job)
+            # After such a silence the next packet begins an iteration, before its class is chosen.
+            is_over = int(progress["last_ns"]) + gap_ns < time.monotonic_ns()
+            done = 0 if is_over else int(progress["bytes"])
+        policy = self._config.laxity
+        return class_now(
+            state.job, state.plan, time.monotonic_ns(), done, current_class,
+            policy.thresholds_ns, policy.hysteresis,
+        )  # fmt: skip
 
     def missing(self) -> list[str]:
         """What of the wishes is not done on some interface, each once."""

@@ -1,4 +1,4 @@
-"""Jobs: what each may do, its plan for the current iteration, and which job a flow belongs to."""
+"""Jobs: what each may do, plans and reports of its iterations, and which job a flow is of."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ __all__ = [
     "Job",
     "JobMatch",
     "JobPlan",
+    "JobReport",
     "ProcessFacts",
     "check_jobs",
     "check_name",
@@ -48,6 +49,10 @@ DEFAULT_CEILING = CLASSES - 2
 # 31 characters and a zero fit the name that the dataplane keeps. None of them means anything
 # to fnmatch, so a name is a pattern for itself.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,31}", re.ASCII)
+
+MAX_RANKS = 1 << 20
+MAX_COMMUNICATOR_CHARACTERS = 64
+REPORT_PHASES = ("idle", "begin", "progress", "end")
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,81 @@ class JobPlan:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> JobPlan:
+        """From `to_json`; a wrong member raises UsageError or TypeError."""
+        return cls(**document)
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What one rank says of the collective operations that it runs.
+
+    Parameters
+    ----------
+    job
+        Name of its job.
+    rank, size
+        Its place in the communicator.
+    communicator
+        What tells two communicators of one process apart.
+    iteration
+        Training iteration, by the rank's own count.
+    phase
+        ``begin`` or ``end``: an operation began, or the last one that ran is over, since the
+        report before; ``progress``: some run; ``idle``: none does.
+    expected_bytes, sent_bytes
+        Payload on the wire of the operations that run; when none does, of the last one.
+    iteration_bytes
+        Payload that was sent in this iteration, of operations that are over as well.
+    compression_ratio
+        Bytes on the wire for each byte before compression, above 0 .. 1.
+
+    Raises
+    ------
+    UsageError
+        A value is impossible.
+    """
+
+    job: str
+    rank: int
+    size: int
+    communicator: str
+    iteration: int
+    phase: str
+    expected_bytes: int
+    sent_bytes: int
+    iteration_bytes: int
+    compression_ratio: float
+
+    def __post_init__(self) -> None:
+        check_name(self.job)
+        where = f"Report of job {self.job}:"
+        check_integer(f"{where} size", self.size, 1, MAX_RANKS)
+        check_integer(f"{where} rank", self.rank, 0, self.size - 1)
+        name = self.communicator
+        if (
+            not isinstance(name, str)
+            or len(name) > MAX_COMMUNICATOR_CHARACTERS
+            or not (name.isascii() and name.isprintable())
+        ):
+            raise UsageError(
+                f"{where} communicator is {name!r:.100}; allowed: up to "
+                f"{MAX_COMMUNICATOR_CHARACTERS} printable ASCII characters."
+            )
+        check_integer(f"{where} iteration", self.iteration, 0, MAX_TIME_ns)
+        if self.phase not in REPORT_PHASES:
+            raise UsageError(
+                f"{where} phase is {self.phase!r:.100}; allowed: {', '.join(REPORT_PHASES)}."
+            )
+        for member in ("expected_bytes", "sent_bytes", "iteration_bytes"):
+            check_integer(f"{where} {member}", getattr(self, member), 0, MAX_BYTES)
+        check_share(f"{where} compression_ratio", self.compression_ratio, zero=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Members by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> JobReport:
         """From `to_json`; a wrong member raises UsageError or TypeError."""
         return cls(**document)
 

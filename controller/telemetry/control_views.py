@@ -10,6 +10,8 @@ from controller.units import format_bytes, format_duration, format_rate
 
 Document = Mapping[str, Any]
 _WIDTH = 80
+# Of a host with many ranks the first ones tell enough.
+_REPORTS_SHOWN = 8
 
 
 def _wrapped(text: str, indent: str = "") -> str:
@@ -34,10 +36,15 @@ def classes_text(classes: Sequence[Document]) -> str:
     return "\n".join(lines)
 
 
-def jobs_text(jobs: Sequence[Document]) -> str:
-    """A table of jobs, one line each, and their rules."""
+def jobs_text(jobs: Sequence[Document], reported_only: Sequence[Document] = ()) -> str:
+    """A table of jobs, one line each, and their rules; then names that are only reported."""
+    strangers = []
+    if reported_only:
+        names = ", ".join(f"{entry['name']} ({len(entry['reports'])})" for entry in reported_only)
+        strangers = [_wrapped(f"reported by processes here, but no such job: {names}")]
     if not jobs:
-        return "no jobs; create one: controller job set NAME --match src=10.0.0.0/8"
+        none = "no jobs; create one: controller job set NAME --match src=10.0.0.0/8"
+        return "\n".join([none, *strangers])
     lines = [f"{'job':<20}{'class':>6}{'flows':>7}{'packets':>12}{'marked':>9}{'cuts':>8}"
              f"{'rate':>14}"]  # fmt: skip
     for entry in jobs:
@@ -50,7 +57,7 @@ def jobs_text(jobs: Sequence[Document]) -> str:
     unmatched = [entry["name"] for entry in jobs if not entry["matched"]]
     if unmatched:
         lines.append(_wrapped(f"no flow was ever seen of: {', '.join(unmatched)}"))
-    return "\n".join(lines)
+    return "\n".join(lines + strangers)
 
 
 def plan_text(plan: Document, now_ns: int) -> str:
@@ -92,6 +99,7 @@ def job_text(job: Document) -> str:
         lines.append(
             f"  plan: {format_bytes(plan['expected_bytes'])}, laxity {plan['laxity_ms']:.1f} ms"
         )
+    lines += _report_lines(job["reports"])
     if not job["flows"]:
         lines.append("  no flows" + ("" if job["matched"] else "; none was ever seen"))
     for flow in job["flows"]:
@@ -103,6 +111,24 @@ def job_text(job: Document) -> str:
             f"{flow['cuts']:,} cuts, {rate}"
         )
     return "\n".join(lines)
+
+
+def _report_lines(reports: Sequence[Document]) -> list[str]:
+    lines = []
+    for entry in reports[:_REPORTS_SHOWN]:
+        pid = f" (pid {entry['pid']})" if entry["pid"] else ""
+        lines.append(
+            _wrapped(
+                f"rank {entry['rank']} of {entry['size']}{pid} reports iteration "
+                f"{entry['iteration']}, {entry['phase']}: {format_bytes(entry['sent_bytes'])} of "
+                f"{format_bytes(entry['expected_bytes'])} sent, compression "
+                f"{entry['compression_ratio']:.3g}; was told class {entry['class']}",
+                "  ",
+            )
+        )
+    if len(reports) > _REPORTS_SHOWN:
+        lines.append(f"  and {len(reports) - _REPORTS_SHOWN} more ranks report")
+    return lines
 
 
 def port_lines(control: Document | None) -> list[str]:
