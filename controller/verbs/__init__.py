@@ -1,0 +1,1 @@
+"""RDMA verbs: the device, memory regions, queue pairs and completions, on top of pyverbs."""
