@@ -1,0 +1,113 @@
+"""How a communicator works: what all ranks must have in common, and what is each rank's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.allreduce.wire import MAX_TOKENS
+from controller.errors import UsageError
+from controller.priority.classes import CLASSES, MAX_DSCP, default_classes
+from controller.verbs.queue_pair import Timing
+
+KIB = 1 << 10
+MIB = 1 << 20
+PAGE_NBYTES = 4096
+
+
+def default_traffic_classes() -> dict[int, int]:
+    """Class -> traffic class byte (DSCP << 2) of the built-in classes."""
+    return {entry.number: entry.dscp << 2 for entry in default_classes()}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a communicator.
+
+    Parameters
+    ----------
+    chunk_nbytes
+        Bytes of a message at most. Smaller ones pipeline better, larger ones cost less each.
+    tokens
+        Messages that may be outstanding to each peer, 2 .. 32; so many slots of `chunk_nbytes`
+        it keeps for us.
+    classes
+        Classes with a queue pair to each peer, 0 (lowest) .. 7.
+    traffic_classes
+        Class -> traffic class byte; by default that of the built-in classes.
+    timeout_s
+        An operation that does not move for so long fails, on all ranks.
+    join_timeout_s
+        How long the ranks wait for one another at the beginning.
+    queue_pair_timeout, queue_pair_retries
+        4.096 us x 2^timeout for each try; then the peer counts as unreachable.
+    staged_nbytes
+        Buffers that are not registered are copied through the pool up to this size, and
+        registered in place beyond it.
+    pool_nbytes
+        Capacity of the pool that is made when none is given.
+    """
+
+    chunk_nbytes: int = 128 * KIB
+    tokens: int = 8
+    classes: tuple[int, ...] = (1,)
+    traffic_classes: Mapping[int, int] = field(default_factory=default_traffic_classes)
+    timeout_s: float = 30.0
+    join_timeout_s: float = 60.0
+    queue_pair_timeout: int = 17
+    queue_pair_retries: int = 7
+    staged_nbytes: int = 256 * KIB
+    pool_nbytes: int = 256 * MIB
+
+    def __post_init__(self) -> None:
+        _check("chunk_nbytes", self.chunk_nbytes, PAGE_NBYTES, 64 * MIB)
+        if self.chunk_nbytes % PAGE_NBYTES:
+            raise UsageError(
+                f"chunk_nbytes is {self.chunk_nbytes}; expected a multiple of {PAGE_NBYTES}."
+            )
+        _check("tokens", self.tokens, 2, MAX_TOKENS)
+        _check("queue_pair_timeout", self.queue_pair_timeout, 1, 31)
+        _check("queue_pair_retries", self.queue_pair_retries, 0, 7)
+        _check("staged_nbytes", self.staged_nbytes, 0, 1 << 40)
+        _check("pool_nbytes", self.pool_nbytes, MIB, 1 << 44)
+        if not self.classes or len(set(self.classes)) != len(self.classes):
+            raise UsageError(f"classes are {self.classes}; expected one or more, each once.")
+        for number in self.classes:
+            _check("A class", number, 0, CLASSES - 1)
+            if number not in self.traffic_classes:
+                raise UsageError(f"Class {number} has no traffic class.")
+        for number, value in self.traffic_classes.items():
+            _check(f"Traffic class of class {number}", value, 0, MAX_DSCP << 2)
+            if value & 3:
+                raise UsageError(
+                    f"Traffic class of class {number} is {value}; expected a DSCP << 2, as the low "
+                    "two bits are ECN's."
+                )
+        for name in ("timeout_s", "join_timeout_s"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and value > 0 and math.isfinite(value)):
+                raise UsageError(f"{name} is {value}; expected seconds above 0.")
+
+    @property
+    def timing(self) -> Timing:
+        """Of the queue pairs."""
+        return Timing(self.queue_pair_timeout, self.queue_pair_retries)
+
+    def common(self) -> dict[str, Any]:
+        """What must be the same on all ranks, for JSON."""
+        return {
+            "chunk_nbytes": self.chunk_nbytes,
+            "tokens": self.tokens,
+            "classes": sorted(self.classes),
+        }
+
+    def nearest_class(self, wanted: int) -> int:
+        """The class to use for one that may have no queue pair: the next lower, else the lowest."""
+        return max((n for n in self.classes if n <= wanted), default=min(self.classes))
+
+
+def _check(name: str, value: Any, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise UsageError(f"{name} is {value!r}; expected {least} .. {most}.")
