@@ -180,7 +180,8 @@ class Communicator:
                     device.registrar,
                     PoolConfig(capacity_nbytes=settings.pool_nbytes, name=f"allreduce-{group}"),
                 )
-                stack.callback(pool.close)
+                # Also with leases out: after an error nobody has had the time to release them.
+                stack.callback(pool.close, force=True)
             channel = ControlChannel.join(
                 placement,
                 timeout_s=settings.join_timeout_s,

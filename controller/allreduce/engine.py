@@ -57,7 +57,9 @@ from controller.verbs.enums import status_name, verbs
 
 log = logging.getLogger(__name__)
 
-SPIN_US = 30.0
+# Looks at an empty queue before sleeping; about 20 us.
+SPIN_POLLS = 50
+_ROUNDS_BETWEEN_CLOCKS = 16
 # Own port, stalled operations: looked at so often.
 WATCH_PERIOD_S = 0.1
 # How long ranks whose time is over wait for what others have to say about it.
@@ -104,6 +106,8 @@ class Engine:
         An operation that does not move for so long fails.
     on_progress
         Called with (operation, event) at ``begin``, ``progress`` and ``end``; must not block.
+    spin_polls
+        Looks at an empty completion queue before sleeping.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class Engine:
         abort: Callable[[dict[str, Any]], None],
         timeout_s: float,
         on_progress: Callable[[Operation, str], None] | None = None,
-        spin_us: float = SPIN_US,
+        spin_polls: int = SPIN_POLLS,
     ) -> None:
         self._device = device
         self._completions = completions
@@ -131,7 +135,7 @@ class Engine:
         self._abort = abort
         self._timeout_s = timeout_s
         self._on_progress = on_progress or (lambda _operation, _event: None)
-        self._spin_ns = int(spin_us * 1000)
+        self._spin_polls = spin_polls
 
         self._inbox: deque[Operation | Departure | None] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -222,25 +226,28 @@ class Engine:
             link.close()
 
     def _loop(self) -> None:
+        # No clock is read on the way of a message: that is a system call on some kernels.
         poll = self._completions.poll
-        spin_until_ns = 0
+        idle = rounds = 0
         while True:
             while self._inbox:
                 if not self._take(self._inbox.popleft()):
                     return
             completions = poll()
             if completions:
+                idle = 0
                 for completion in completions:
                     self._complete(completion)
                 self._give_credits(all_of_them=False)
-                spin_until_ns = time.monotonic_ns() + self._spin_ns
-                continue
-            if time.monotonic() >= self._next_watch_s:
+            else:
+                idle += 1
+                if idle > self._spin_polls:
+                    idle = 0
+                    self._give_credits(all_of_them=True)
+                    self._sleep()
+            rounds += 1
+            if rounds % _ROUNDS_BETWEEN_CLOCKS == 0 and time.monotonic() >= self._next_watch_s:
                 self._watch()
-            if time.monotonic_ns() < spin_until_ns:
-                continue
-            self._give_credits(all_of_them=True)
-            self._sleep()
 
     def _sleep(self) -> None:
         """Wait for a completion, a call or the next watch."""
@@ -250,11 +257,14 @@ class Engine:
             # Between the last look and the arming something may have come.
             completions = self._completions.poll()
             if not completions and not self._inbox:
-                for fd, _ in self._poller.poll(WATCH_PERIOD_S * 1000):
+                ready = self._poller.poll(WATCH_PERIOD_S * 1000)
+                for fd, _ in ready:
                     if fd == self._wake:
                         os.eventfd_read(self._wake)
                     else:
                         self._completions.take_events()
+                if not ready:
+                    self._watch()
         finally:
             self._sleeping = False
         for completion in completions:
@@ -303,7 +313,9 @@ class Engine:
         operation.end()
         self._on_progress(operation, "end")
         if was_oldest and self._operations:
-            self._pump(self._oldest())
+            following = self._oldest()
+            following.last_progress_s = time.monotonic()  # it may have waited for this one
+            self._pump(following)
 
     def _oldest(self) -> Operation:
         return next(iter(self._operations.values()))
@@ -366,7 +378,7 @@ class Engine:
             )
         operation.described[peer] = theirs
         operation.missing_descriptions.discard(peer)
-        operation.last_progress_s = time.monotonic()
+        operation.moves += 1
         link = self._links[peer]
         for index, token, nbytes in operation.held.pop(peer, ()):
             self._arrived(operation, link, index, token, nbytes)
@@ -484,7 +496,7 @@ class Engine:
                 operation.send_needs[send] -= 1
                 if not operation.send_needs[send]:
                     sendable.add(operation.plan.sends[send].peer)
-        operation.last_progress_s = time.monotonic()
+        operation.moves += 1
         for peer in sendable:
             self._pump_peer(operation, self._links[peer])
 
@@ -499,7 +511,7 @@ class Engine:
         send = operation.plan.sends[operation.sends_to[link.peer][index]]
         operation.unsent -= 1
         operation.moved_nbytes += (send.stop - send.start) * operation.itemsize
-        operation.last_progress_s = time.monotonic()
+        operation.moves += 1
         self._pump_peer(operation, link)
         self._end_if_complete(operation)
 
@@ -516,47 +528,44 @@ class Engine:
 
     def _watch(self) -> None:
         """Look for a port that is down and for operations that do not move."""
-        self._next_watch_s = time.monotonic() + WATCH_PERIOD_S
+        now_s = time.monotonic()
+        self._next_watch_s = now_s + WATCH_PERIOD_S
         if not self._operations:
             return
         oldest = self._oldest()
+        if oldest.moves != oldest.moves_seen:
+            oldest.moves_seen, oldest.last_progress_s = oldest.moves, now_s
         self._on_progress(oldest, "progress")
         if not self._device.is_active():
-            raise PeerError(
-                f"Port {self._device.port} of {self._device.name} at rank {self._rank} went down "
-                f"during {oldest.name}.",
-                "Look at its network interface and cable.",
-                rank=self._rank,
-            )
-        if time.monotonic() - oldest.last_progress_s > self._timeout_s:
+            raise self._port_error()
+        if now_s - oldest.last_progress_s > self._timeout_s:
             raise self._stall({})
 
     def _stall(self, reports: dict[int, stall.Waits]) -> StallError:
         """Say what this rank waits for, hear what others wait for, and find who is at fault."""
-        operation = self._oldest() if self._operations else None
-        still = "no operation"
-        if operation is not None:
+        still, waits = "No operation is in flight", dict[int, str]()
+        if self._operations:
+            operation = self._oldest()
             waits = operation.waits_for()
             still_s = time.monotonic() - operation.last_progress_s
             still = f"{operation.name} has not moved for {still_s:.1f} s"
-            reports[self._rank] = waits
-            self._abort(
-                {
-                    "error": StallError.__name__,
-                    "message": f"{still}, waiting for {_list(waits)}",
-                    "waits": stall.to_json(waits),
-                }
-            )
+        reports[self._rank] = waits
+        self._abort(
+            {
+                "error": StallError.__name__,
+                "message": f"{still}, waiting for {_list(waits)}",
+                "waits": stall.to_json(waits),
+            }
+        )
         deadline = time.monotonic() + STALL_REPORTS_S
         while (left_s := deadline - time.monotonic()) > 0:
             while self._inbox and not isinstance(self._inbox[0], (Operation, type(None))):
                 departure = self._inbox.popleft()
                 assert departure is not None and not isinstance(departure, Operation)
-                waits = stall.from_json(departure.reason.get("waits"), self._size)
-                if waits:
-                    reports[departure.rank] = waits
+                if departure.kind == "abort" and "waits" in departure.reason:
+                    reports[departure.rank] = stall.from_json(departure.reason["waits"], self._size)
             time.sleep(min(left_s, 0.01))
-        found = stall.culprits(reports)
+        found = stall.culprits(reports, self._rank, self._size)
         error = StallError(
             f"{still} at rank {self._rank} (timeout {self._timeout_s:g} s). "
             f"Waiting for {_list(found)}.",
@@ -568,8 +577,8 @@ class Engine:
         return error
 
     def _departed(self, departure: Departure) -> None:
-        waits = stall.from_json(departure.reason.get("waits"), self._size)
-        if departure.kind == "abort" and waits:
+        if departure.kind == "abort" and "waits" in departure.reason:
+            waits = stall.from_json(departure.reason["waits"], self._size)
             raise self._stall({departure.rank: waits})
         if departure.kind == "left":
             self._gone[departure.rank] = departure
@@ -606,9 +615,22 @@ class Engine:
             status=str(reason.get("status", ""))[:64],
         )
 
+    def _port_error(self, status: str = "") -> PeerError:
+        return PeerError(
+            f"Port {self._device.port} of {self._device.name} at rank {self._rank} went down"
+            f"{self._during()}.",
+            "Look at its network interface and cable.",
+            rank=self._rank,
+            status=status,
+        )
+
+    def _during(self) -> str:
+        return f" during {self._oldest().name}" if self._operations else ""
+
     def _peer_error(self, peer: int, status: str) -> PeerError:
-        operation = self._oldest() if self._operations else None
-        during = f" during {operation.name}" if operation else ""
+        if not self._device.is_active():
+            return self._port_error(status)
+        during = self._during()
         return PeerError(
             f"Rank {peer} cannot be reached from rank {self._rank}{during}: a work request ended "
             f"with {status}.",

@@ -129,6 +129,8 @@ class Operation:
         )
         self.moved_nbytes = 0
         self.sent_nbytes = 0
+        # Counted on the way of messages, turned into a time by whoever watches.
+        self.moves = self.moves_seen = 0
         self.last_progress_s = time.monotonic()
         self.error: CollectiveError | None = None
         self.done = threading.Event()

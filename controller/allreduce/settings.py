@@ -42,7 +42,8 @@ class Settings:
     join_timeout_s
         How long the ranks wait for one another at the beginning.
     queue_pair_timeout, queue_pair_retries
-        4.096 us x 2^timeout for each try; then the peer counts as unreachable.
+        4.096 us x 2^timeout for each try; then the peer counts as unreachable. Soft-RoCE takes
+        7 retries for "for ever".
     staged_nbytes
         Buffers that are not registered are copied through the pool up to this size, and
         registered in place beyond it.
@@ -57,7 +58,7 @@ class Settings:
     timeout_s: float = 30.0
     join_timeout_s: float = 60.0
     queue_pair_timeout: int = 17
-    queue_pair_retries: int = 7
+    queue_pair_retries: int = 6
     staged_nbytes: int = 256 * KIB
     pool_nbytes: int = 256 * MIB
 

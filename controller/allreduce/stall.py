@@ -2,7 +2,8 @@
 
 A rank that waits for data cannot tell whether its neighbour is the cause or waits itself. So ranks
 whose time is over tell one another what they wait for: at fault are those that others wait for and
-that do not wait themselves. One that hangs, or has not called the operation, reports nothing.
+that do not wait themselves. One that has not called the operation reports that it waits for none;
+one that hangs reports nothing at all.
 """
 
 from __future__ import annotations
@@ -14,28 +15,33 @@ Waits = Mapping[int, str]  # rank -> what is missing from it
 _TEXT_LIMIT = 200
 
 
-def culprits(reports: Mapping[int, Waits]) -> dict[int, str]:
+def culprits(reports: Mapping[int, Waits], rank: int, size: int) -> dict[int, str]:
     """Ranks at fault, and what is missing from each.
 
     Parameters
     ----------
     reports
-        Reporting rank -> what it waits for. Of the ranks that hang none may report.
+        Reporting rank -> what it waits for; own report included.
+    rank, size
+        Own rank, and how many there are.
 
     Returns
     -------
     dict
-        Those that somebody waits for and that did not report; when all reported, everything that
-        is waited for: a circle, or packets that vanish.
+        Those that somebody waits for and that wait for nobody. When all wait, everything that is
+        waited for: a circle, or packets that vanish. Rank 0 relays the reports: when it relayed
+        none, it is the one that hangs.
     """
     missing: dict[int, str] = {}
     for _, waits in sorted(reports.items()):
-        for rank, text in waits.items():
+        for other, text in waits.items():
             # A missing call says more than missing data.
-            if rank not in missing or "called" in text:
-                missing[rank] = text
-    silent = {rank: text for rank, text in missing.items() if rank not in reports}
-    return dict(sorted((silent or missing).items()))
+            if other not in missing or "called" in text:
+                missing[other] = text
+    if rank != 0 and size > 2 and set(reports) == {rank}:
+        return {0: missing.get(0, "relays nothing of what the other ranks say")}
+    at_fault = {other: text for other, text in missing.items() if not reports.get(other)}
+    return dict(sorted((at_fault or missing).items()))
 
 
 def to_json(waits: Waits) -> dict[str, str]:

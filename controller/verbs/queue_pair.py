@@ -33,11 +33,11 @@ class Timing:
     timeout
         Of one try: 4.096 us x 2^timeout.
     retries
-        Tries after the first; 0 .. 7.
+        Tries after the first; 0 .. 7. Soft-RoCE takes 7 for "for ever".
     """
 
-    timeout: int = 16
-    retries: int = 7
+    timeout: int = 17
+    retries: int = 6
 
 
 @dataclass(frozen=True)

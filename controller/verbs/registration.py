@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from controller.errors import StellarError, UnsupportedError
-from controller.verbs.enums import verbs
 
 
 class RegistrationError(StellarError):
@@ -128,7 +127,8 @@ def _memlock_text() -> str:
 
 # What ibv_reg_mr's errors mean, beside their own text.
 _MEANINGS = {
-    errno.ENOMEM: "more pages than may be pinned (RLIMIT_MEMLOCK is {memlock}), or no memory left",
+    errno.ENOMEM: "more pages than may be pinned (RLIMIT_MEMLOCK is {memlock}), more in one region "
+    "than the driver has a table for (soft-RoCE: 1 GiB of 4 KiB pages), or no memory left",
     errno.EFAULT: "a part of the range is not mapped, or not writable",
     errno.EINVAL: "the device takes no region of this size or address",
     errno.EPERM: "this process may not use the device",
@@ -136,7 +136,8 @@ _MEANINGS = {
     errno.ENODEV: "the device is gone",
 }
 _REMEDIES = {
-    errno.ENOMEM: "Raise the limit (ulimit -l unlimited, or grant CAP_IPC_LOCK) or register less.",
+    errno.ENOMEM: "Raise the limit (ulimit -l unlimited, or grant CAP_IPC_LOCK), or register less "
+    "at a time (of a pool: chunk_nbytes).",
     errno.EFAULT: "Register memory that is mapped for reading and writing.",
 }
 
@@ -155,6 +156,9 @@ class VerbsRegistrar:
     def __init__(self, pd: int, limits: DeviceLimits) -> None:
         self._pd = pd
         self._limits = limits
+        # Imported late: who leases, reads status or replays has no need of pyverbs.
+        from controller.verbs.enums import verbs
+
         self._access = (
             verbs.IBV_ACCESS_LOCAL_WRITE
             | verbs.IBV_ACCESS_REMOTE_WRITE
