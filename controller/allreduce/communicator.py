@@ -385,6 +385,25 @@ class Communicator:
             lambda: Buffer(np.empty(0, np.int8), None), asynchronous,
         )  # fmt: skip
 
+    def exchange(self, document: dict[str, Any], timeout_s: float = 30.0) -> list[dict[str, Any]]:
+        """Small documents of all ranks, over the control channel and not over RDMA.
+
+        For setting up and for results: it costs milliseconds and goes through rank 0.
+
+        Parameters
+        ----------
+        document
+            For JSON, up to 1 MiB.
+        timeout_s
+            Of this exchange.
+
+        Returns
+        -------
+        list
+            One document a rank.
+        """
+        return self._channel.all_gather(document, timeout_s)
+
     # ---- how they run ----
 
     def _run(

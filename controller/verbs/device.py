@@ -148,7 +148,10 @@ class Device:
 
     @staticmethod
     def _open(name: str | None, port: int) -> tuple[str, Any]:
-        names = sorted(device.name.decode() for device in get_device_list())
+        try:
+            names = sorted(device.name.decode() for device in get_device_list())
+        except PyverbsError:  # the kernel has no RDMA at all
+            names = []
         if not names:
             raise DeviceError(
                 "There is no RDMA device in this network namespace.",

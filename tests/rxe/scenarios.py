@@ -58,23 +58,32 @@ def digest(array: np.ndarray) -> str:
 
 
 def every_combination(counts: list[int], seed: int) -> dict[str, Any]:
-    """Every op, type and algorithm at some sizes, in and out of place."""
+    """Every op, type and algorithm at some sizes, in and out of place; many in flight at once."""
     wrong, operations, digests = [], 0, []
     with Communicator.create(settings=Settings(pool_nbytes=32 << 20, chunk_nbytes=8192)) as comm:
-        for algorithm, op, dtype, count in itertools.product(ALGORITHMS, OPS, DType, counts):
-            parts = [contribution(rank, count, dtype, seed) for rank in range(comm.size)]
-            want = expected(op, dtype, parts)
-            mine = parts[comm.rank].copy()
-            out = np.empty_like(mine)
-            comm.all_reduce(mine, op, out=out, algorithm=algorithm)
-            same_input = np.array_equal(mine, parts[comm.rank])
-            comm.all_reduce(mine, op, algorithm=algorithm)
-            operations += 2
-            for name, result in (("out", out), ("in place", mine)):
-                bad = int(np.count_nonzero(result != want))
-                if bad or not same_input:
-                    wrong.append([algorithm, op, dtype.label, count, name, bad, same_input])
-            digests += [digest(mine), digest(out)]
+        for algorithm, op in itertools.product(ALGORITHMS, OPS):
+            started = []
+            for dtype, count in itertools.product(DType, counts):
+                parts = [contribution(rank, count, dtype, seed) for rank in range(comm.size)]
+                mine = parts[comm.rank].copy()
+                out = np.empty_like(mine)
+                keep = {"algorithm": algorithm, "asynchronous": True}
+                handles = [comm.all_reduce(parts[comm.rank], op, out=out, **keep)]
+                handles.append(comm.all_reduce(mine, op, **keep))
+                started.append((dtype, count, parts, mine, out, handles))
+            for dtype, count, parts, mine, out, handles in started:
+                for handle in handles:
+                    handle.wait(120)
+                want = expected(op, dtype, parts)
+                untouched = contribution(comm.rank, count, dtype, seed)
+                if not np.array_equal(parts[comm.rank], untouched):
+                    wrong.append([algorithm, op, dtype.label, count, "input", 0])
+                for name, result in (("out", out), ("in place", mine)):
+                    bad = int(np.count_nonzero(result != want))
+                    if bad:
+                        wrong.append([algorithm, op, dtype.label, count, name, bad])
+                operations += 2
+                digests += [digest(mine), digest(out)]
     return {"wrong": wrong, "operations": operations, "digest": digest(np.array(digests))}
 
 
