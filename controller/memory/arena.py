@@ -97,7 +97,9 @@ class Arena:
             registrar,
             chunk_nbytes
             if chunk_nbytes is not None
-            else chunk_size(capacity_nbytes, registrar.limits.max_mr_nbytes),
+            else chunk_size(
+                capacity_nbytes, registrar.limits.max_mr_nbytes, pages if source is None else "base"
+            ),
             numa_node=numa_node,
             pages=pages,
             source=source,

@@ -108,12 +108,20 @@ class Pacer:
 
     def step(self, work: Callable[[], T]) -> T:
         """Work, then rest in proportion."""
+        result, rest_s = self.measured(work)
+        self.rest(rest_s)
+        return result
+
+    def measured(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Work; the result, and the time in seconds to rest for it, at once or later."""
         begin_ns = self._clock()
         result = work()
-        rest_ns = (self._clock() - begin_ns) * self._rest_per_work
-        if rest_ns > 0:
-            self._sleep(rest_ns / 1e9)
-        return result
+        return result, (self._clock() - begin_ns) * self._rest_per_work / 1e9
+
+    def rest(self, rest_s: float) -> None:
+        """Do nothing for so long."""
+        if rest_s > 0:
+            self._sleep(rest_s)
 
     def touch(self, start: int, end: int, check: Callable[[], None] = lambda: None) -> bool:
         """Make the kernel provide all pages of a range, step by step.
@@ -266,8 +274,17 @@ class BackgroundRegistrar:
             self._changed.notify()
         return job
 
-    def close(self) -> None:
-        """Cancel what waits and what runs; return when the thread has ended."""
+    def close(self, *, wait: bool = True) -> None:
+        """Cancel what waits and what runs. Twice does no harm.
+
+        Parameters
+        ----------
+        wait
+            Return when the thread has ended, which is when the call into the device that it is in
+            has.
+        """
+        if self.forked:
+            return  # the child has no such thread, and its lock may be held for good
         with self._changed:
             self._closed = True
             waiting, self._queue = self._queue, []
@@ -275,9 +292,10 @@ class BackgroundRegistrar:
             self._changed.notify()
         for *_, job, _ in waiting:
             job.cancel()
+            job.set_running_or_notify_cancel()  # tells those who wait for several futures
         if current is not None:
             current.cancel()
-        if self._thread is not threading.current_thread() and not self.forked:
+        if wait and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _next(self) -> tuple[Job[Any], Callable[[Job[Any]], Any]] | None:
@@ -294,13 +312,17 @@ class BackgroundRegistrar:
     def _work(self) -> None:
         be_polite()
         while (following := self._next()) is not None:
-            job, work = following
-            if not job.set_running_or_notify_cancel():
-                continue
-            try:
-                result = work(job)
-            except BaseException as error:
-                job.set_exception(error)
-            else:
-                job.set_result(result)
-            del job, work, following
+            self._do(*following)
+            del following
+
+    @staticmethod
+    def _do(job: Job[Any], work: Callable[[Job[Any]], Any]) -> None:
+        """In a frame of its own: nothing may keep a result alive while the thread waits."""
+        if not job.set_running_or_notify_cancel():
+            return
+        try:
+            result = work(job)
+        except BaseException as error:
+            job.set_exception(error)
+        else:
+            job.set_result(result)

@@ -31,7 +31,9 @@ from controller.units import format_bytes
 if TYPE_CHECKING:
     from controller.verbs.registration import MemoryRegion, Registrar
 
-DEFAULT_CHUNK_NBYTES = 1 << 30
+# soft-RoCE needs 16 bytes a page in one piece of the kernel's memory: 2 MiB for this, which a
+# kernel finds after months of work, too; 4 MiB for 1 GiB, and that is the most it can give.
+DEFAULT_CHUNK_NBYTES = 512 << 20
 MAX_CHUNK_NBYTES = 1 << 31
 # What a lease is rounded up to at least; also the page size of most machines.
 MIN_BLOCK_NBYTES = 4096
@@ -63,13 +65,23 @@ class Chunk:
         self.live: dict[int, Entry] = {}
 
 
-def chunk_size(capacity_nbytes: int, max_mr_nbytes: int) -> int:
+def chunk_size(capacity_nbytes: int, max_mr_nbytes: int, pages: str = "base") -> int:
     """The chunk size that fits a capacity, when none is given: a power of two.
 
-    1 GiB, or what the device takes if that is less; for a smaller capacity, the largest power of
-    two within it.
+    512 MiB, or what the device takes if that is less; for a smaller capacity, the largest power of
+    two within it. Where pages of 1 GiB are to be had, one of these.
+
+    Parameters
+    ----------
+    capacity_nbytes, pages
+        As for `Arena`.
+    max_mr_nbytes
+        Of the device.
     """
-    most = min(DEFAULT_CHUNK_NBYTES, capacity_nbytes, max_mr_nbytes)
+    best = DEFAULT_CHUNK_NBYTES
+    if pages == "1GiB" or (pages == "auto" and free_huge_pages(HUGE_1GIB_NBYTES)):
+        best = HUGE_1GIB_NBYTES
+    most = min(best, capacity_nbytes, max_mr_nbytes)
     return max(PAGE_NBYTES, 1 << most.bit_length() - 1)
 
 

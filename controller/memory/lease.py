@@ -76,9 +76,8 @@ class Lease:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """The protocol of numpy; an array made by it keeps the lease alive."""
-        self._require_live()
+        self._require_readable()
         return {
-            # Of memory that the processor cannot reach this raises.
             **self._chunk.pages.__array_interface__,
             "shape": (self.nbytes,),
             "data": (self.addr, False),
@@ -91,6 +90,16 @@ class Lease:
         if self._arena.forked:
             raise fork_error(f"Lease {self.key!r}")
 
+    def _require_readable(self) -> None:
+        self._require_live()
+        pages = self._chunk.pages
+        if not pages.host_visible:
+            raise LeaseError(
+                f"Lease {self.key!r} is memory of kind {pages.kind!r}, which the processor cannot "
+                f"reach at {self.addr:#x}: there is no array over it.",
+                "Use its address with the device's own library.",
+            )
+
     @property
     def view(self) -> npt.NDArray[np.uint8]:
         """The memory, shape (nbytes,), writable. Made anew each time: keep it in loops.
@@ -98,14 +107,12 @@ class Lease:
         Raises
         ------
         LeaseError
-            The lease is released.
+            The lease is released, or the memory is a device's own.
         ForkError
             This process is a child of the one that leased it.
-        UnsupportedError
-            The memory is a device's own.
         """
         # Not left to numpy: some releases take an error in the protocol for its absence.
-        self._require_live()
+        self._require_readable()
         return np.asarray(self)
 
     def array(self, dtype: npt.DTypeLike, shape: int | Sequence[int]) -> npt.NDArray[Any]:
@@ -121,7 +128,7 @@ class Lease:
         Raises
         ------
         LeaseError
-            The lease is released, or too small.
+            The lease is released or too small, or the memory is a device's own.
         ForkError
             This process is a child of the one that leased it.
         """

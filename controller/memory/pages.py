@@ -88,7 +88,14 @@ class Pages:
         The mapping. It is ours from now on, and not inherited by children.
     kind
         One of `PAGE_KINDS` but ``auto``.
+
+    Attributes
+    ----------
+    host_visible
+        Whether the processor can read and write it at `address`.
     """
+
+    host_visible = True
 
     def __init__(self, address: int, nbytes: int, kind: str) -> None:
         self.address = address

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,18 +20,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from controller.errors import StellarError, UsageError
 from controller.memory.arena import Arena
+from controller.memory.background import DEFAULT_BUSY_SHARE
 from controller.memory.buffers import locate
+from controller.memory.cached_region import CachedRegion
+from controller.memory.errors import RegionInUseError
 from controller.memory.lease import Lease, LeasedRange
 from controller.memory.limits import fork_support
 from controller.memory.policies import DEFAULT_POLICY, ONLINE_POLICIES, make_policy
+from controller.memory.pool_background import PoolBackground
+from controller.memory.prefetch import DEFAULT_DEPTH
+from controller.memory.region_cache import RegionCache
 from controller.memory.stats import PoolStats, TraceRecorder
 from controller.memory.status_files import StatusFile
 
 if TYPE_CHECKING:
-    from controller.memory.region_cache import CachedRegion, RegionCache
     from controller.verbs.registration import Registrar
 
 _MAX_NAME_CHARACTERS = 64
+# Each is a region that the cache gives up for one that may be needed.
+_MAX_PREFETCH_DEPTH = 64
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class PoolConfig:
     capacity_nbytes
         Memory to lease from, rounded up to whole chunks; 0: none.
     chunk_nbytes
-        Largest lease; a power of two up to 2 GiB. None: 1 GiB, or what capacity and device allow.
+        Largest lease; a power of two up to 2 GiB. None: 512 MiB (1 GiB where there are pages of
+        that size), or what capacity and device allow.
     numa_node
         Where the memory has to lie; None: near the device.
     pages
@@ -53,6 +62,11 @@ class PoolConfig:
         What the cache of others' memory may hold; 0 bytes: no cache.
     policy
         Says which region the cache gives up first.
+    prefetch_depth
+        How many regions the cache registers ahead of need while the policy foresees it; 0: none.
+    background_busy_share
+        Share of the time that the thread which registers ahead and asynchronously works at most
+        while it touches pages, above 0 to 1.
     record
         File that takes a trace of all requests, for `controller pool replay`.
     name
@@ -72,6 +86,8 @@ class PoolConfig:
     cache_nbytes: int = 1 << 30
     cache_regions: int = 4096
     policy: str = DEFAULT_POLICY
+    prefetch_depth: int = DEFAULT_DEPTH
+    background_busy_share: float = DEFAULT_BUSY_SHARE
     record: Path | None = None
     name: str = "pool"
 
@@ -85,6 +101,14 @@ class PoolConfig:
             raise UsageError(f"cache_regions is {self.cache_regions}; allowed: from 1.")
         if self.policy not in ONLINE_POLICIES:
             raise UsageError(f"policy is {self.policy!r}; allowed: {', '.join(ONLINE_POLICIES)}.")
+        if not 0 <= self.prefetch_depth <= _MAX_PREFETCH_DEPTH:
+            raise UsageError(
+                f"prefetch_depth is {self.prefetch_depth}; allowed: 0 .. {_MAX_PREFETCH_DEPTH}."
+            )
+        if not 0 < self.background_busy_share <= 1:
+            raise UsageError(
+                f"background_busy_share is {self.background_busy_share}; allowed: above 0, up to 1."
+            )
         if not 0 < len(self.name) <= _MAX_NAME_CHARACTERS or not self.name.isprintable():
             raise UsageError(
                 f"name is {self.name!r}; allowed: 1 .. {_MAX_NAME_CHARACTERS} printable characters."
@@ -121,6 +145,7 @@ class RegistrationPool:
         self._pages_told: dict[str, Any] = {}
         self._arena: Arena | None = None
         self._cache: RegionCache | None = None
+        self._background: PoolBackground | None = None
         with contextlib.ExitStack() as undo:
             if recorder is not None:
                 undo.callback(recorder.close)
@@ -137,9 +162,6 @@ class RegistrationPool:
                 )
                 undo.callback(self._arena.close, force=True)
             if config.cache_nbytes:
-                # Imported late: it needs verbs, which who only leases or reads status has not.
-                from controller.memory.region_cache import RegionCache
-
                 self._cache = RegionCache(
                     registrar,
                     capacity_bytes=config.cache_nbytes,
@@ -147,6 +169,11 @@ class RegistrationPool:
                     policy=make_policy(config.policy, config.cache_nbytes, config.cache_regions),
                     stats=self._stats,
                     name=config.name,
+                )
+                self._background = PoolBackground(
+                    self._cache,
+                    prefetch_depth=config.prefetch_depth,
+                    busy_share=config.background_busy_share,
                 )
             undo.pop_all()
         # Weakly: a pool that nobody refers to any more must not live on for its status.
@@ -184,11 +211,14 @@ class RegistrationPool:
             The pool has none (cache_nbytes is 0).
         """
         if self._cache is None:
-            raise UsageError(
-                f"Pool {self.config.name!r} registers no memory of others (cache_nbytes is 0).",
-                "Lease memory, or give it a cache.",
-            )
+            raise self._no_cache()
         return self._cache
+
+    def _no_cache(self) -> UsageError:
+        return UsageError(
+            f"Pool {self.config.name!r} registers no memory of others (cache_nbytes is 0).",
+            "Lease memory, or give it a cache.",
+        )
 
     @property
     def ready(self) -> bool:
@@ -229,12 +259,51 @@ class RegistrationPool:
         PoolExhaustedError, RegistrationError, ForkError
             As for `RegionCache.acquire`.
         """
-        if self._arena is not None:
-            address, nbytes, owner = locate(buffer)
-            keys = self._arena.find(address, nbytes)
-            if keys is not None:
-                return LeasedRange(address, nbytes, *keys, owner)
-        return self.cache.acquire(buffer, key, stream)
+        return self._leased(buffer) or self.cache.acquire(buffer, key, stream)
+
+    def register_async(
+        self, buffer: Any, key: Hashable = None, stream: Hashable = None
+    ) -> Future[CachedRegion] | Future[LeasedRange]:
+        """Have a buffer registered without waiting for it.
+
+        A thread touches its pages in steps, with rests, and registers it in one call that leaves
+        Python's lock free.
+
+        Parameters
+        ----------
+        buffer, key, stream
+            As for `register`; the buffer is kept alive until it is done.
+
+        Returns
+        -------
+        Future
+            Its result is that of `register`, to be released like that; its exception is what
+            `register` would raise. ``cancel()`` reaches work that has begun at its next step: the
+            exception is `PoolError` then. Closing the pool cancels what is not done.
+
+        Raises
+        ------
+        UsageError
+            The buffer cannot be registered, or the pool has no cache.
+        PoolError, ForkError
+            The pool is closed, or belongs to the parent process.
+        """
+        leased = self._leased(buffer)
+        if leased is not None:
+            done: Future[LeasedRange] = Future()
+            done.set_result(leased)
+            return done
+        if self._background is None:
+            raise self._no_cache()
+        return self._background.acquire(buffer, key, stream)
+
+    def _leased(self, buffer: Any) -> LeasedRange | None:
+        """Keys of a buffer that lies in a lease."""
+        if self._arena is None:
+            return None
+        address, nbytes, owner = locate(buffer)
+        keys = self._arena.find(address, nbytes)
+        return None if keys is None else LeasedRange(address, nbytes, *keys, owner)
 
     def invalidate(self, buffer: Any, timeout_s: float = 0.0) -> int:
         """Deregister a buffer whose memory is about to be freed; see `RegionCache.invalidate`."""
@@ -273,6 +342,7 @@ class RegistrationPool:
             "fork": self._fork,
             "cache_nbytes": self.config.cache_nbytes,
             "cache_regions": self.config.cache_regions,
+            "prefetch_depth": self.config.prefetch_depth,
             **described,
             **told,
             "stats": self.stats(),
@@ -280,6 +350,9 @@ class RegistrationPool:
 
     def close(self, *, force: bool = False) -> None:
         """Deregister everything; twice does no harm.
+
+        Registrations that nobody waits for are called off; one that the device is busy with is
+        waited for.
 
         Parameters
         ----------
@@ -295,8 +368,13 @@ class RegistrationPool:
         """
         if self._arena is not None:
             self._arena.close(force=force)
-        if self._cache is not None:
-            self._cache.close(force=force)
+        if self._cache is not None and self._background is not None:
+            self._background.stop()
+            try:
+                self._cache.close(force=force)
+            except RegionInUseError:
+                self._background.resume()
+                raise
         self._status.close()
         if self._recorder is not None:
             self._recorder.close()

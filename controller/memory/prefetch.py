@@ -92,8 +92,11 @@ def acquire_in_background(
     address, nbytes, _ = locate(buffer)
 
     def work(job: Job[CachedRegion]) -> CachedRegion:
-        background.pacer.touch(address, address + nbytes, job.check)
-        region = cache.acquire(buffer, key, stream)
+        if not cache.covers(address, nbytes):
+            background.pacer.touch(address, address + nbytes, job.check)
+        region, rest_s = background.pacer.measured(partial(cache.acquire, buffer, key, stream))
+        # When it is done, and who waits for it has been told.
+        job.add_done_callback(lambda _: background.pacer.rest(rest_s))
         try:
             job.check()
         except PoolError:

@@ -123,9 +123,7 @@ class RegionCache:
             and not entry.prefetched
         ):
             stats = self.stats
-            stats.gets += (
-                1  # no other thread runs within such a statement, in CPython with its lock
-            )
+            stats.gets += 1  # no other thread runs within such a statement, in CPython
             stats.hits += 1
             self._log.requested(entry.start, entry.pinned_nbytes, entry.register_us, stream)
         else:
@@ -195,11 +193,18 @@ class RegionCache:
             stats.prefetched("useful")
         else:
             return entry
-        if self.on_progress is not None:
-            self.on_progress()
+        wake = self.on_progress  # read once: its end may come at any moment
+        if wake is not None:
+            wake()
         return entry
 
     # ---- ahead of need ----
+
+    def covers(self, address: int, nbytes: int) -> bool:
+        """Whether a region has all of a range at this moment; it is not held."""
+        with self._lock:
+            self._state.settle()
+            return self._state.found.covering(address, address + nbytes) is not None
 
     def candidates(self, limit: int) -> list[Hashable]:
         """Evicted regions that the policy expects to be asked for, most urgent first."""

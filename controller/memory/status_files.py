@@ -225,8 +225,8 @@ _MEMBERS: Mapping[str, Callable[[Any], Any]] = {
     "pid": _count, "start_ticks": _count, "command": _text, "updated_s": _number, "name": _text,
     "device": _text, "policy": _text, "fork": _text, "numa_node": _node, "chunk_nbytes": _count,
     "chunks": _count, "chunks_wanted": _count, "capacity_nbytes": _count, "leased_nbytes": _count,
-    "cache_nbytes": _count, "cache_regions": _count, "pages": _texts, "present_nbytes": _table,
-    "numa_nodes": _nodes,
+    "cache_nbytes": _count, "cache_regions": _count, "prefetch_depth": _count, "pages": _texts,
+    "present_nbytes": _table, "numa_nodes": _nodes,
 }  # fmt: skip
 
 

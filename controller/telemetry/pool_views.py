@@ -50,7 +50,7 @@ def _details(pool: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"cache: {format_bytes(pool['cache_nbytes'])} in up to {pool['cache_regions']:,} "
             f"regions, policy {pool['policy']}; evicted: {evictions or 'none'}; "
-            f"prefetch: {prefetch}"
+            f"prefetch: {prefetch if pool['prefetch_depth'] else 'off'}"
         )
     failed = stats["revocations"].get("failed", 0)
     if failed:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.errors import UsageError
+from controller.memory import chunks
 from controller.memory.arena import Arena
 from controller.memory.chunks import chunk_size
 from controller.memory.errors import ForkError, LeaseError, PoolError, PoolExhaustedError
@@ -325,13 +326,25 @@ def test_capacity_is_rounded_up_to_chunks_and_all_of_them_are_registered(
 
 @pytest.mark.parametrize(
     ("capacity_nbytes", "max_mr_nbytes", "expected"),
-    [(16 * GIB, 1 << 62, GIB), (16_000_000_000, 1 << 62, GIB), (100 * MIB, 1 << 62, 64 * MIB),
-     (16 * GIB, 300 * MIB, 256 * MIB), (1, 1 << 62, 4096), (GIB, 1 << 62, GIB)],
+    [(16 * GIB, 1 << 62, 512 * MIB), (16_000_000_000, 1 << 62, 512 * MIB),
+     (100 * MIB, 1 << 62, 64 * MIB), (16 * GIB, 300 * MIB, 256 * MIB), (1, 1 << 62, 4096)],
 )  # fmt: skip
 def test_the_chunk_size_follows_capacity_and_device(
     capacity_nbytes: int, max_mr_nbytes: int, expected: int
 ) -> None:
     assert chunk_size(capacity_nbytes, max_mr_nbytes) == expected
+
+
+@pytest.mark.parametrize("free", [0, 3])
+def test_chunks_are_as_large_as_the_largest_pages_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    monkeypatch.setattr(chunks, "free_huge_pages", lambda page_nbytes: free)
+    auto = chunk_size(16 * GIB, 1 << 62, "auto")
+    assert auto == (GIB if free else 512 * MIB)
+    assert chunk_size(16 * GIB, 1 << 62, "1GiB") == GIB
+    assert chunk_size(16 * GIB, 1 << 62, "2MiB") == 512 * MIB
+    assert chunk_size(100 * MIB, 1 << 62, "auto") == 64 * MIB
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,34 @@ def test_a_buffer_is_registered_without_waiting_for_it(background: BackgroundReg
     assert resident_pages(array) == 4
 
 
+def test_the_thread_rests_after_a_registration_but_its_result_does_not_wait(
+    registrar: WatchedRegistrar, background: BackgroundRegistrar
+) -> None:
+    now_ns = 0
+    resting, gate, rests_s = threading.Event(), threading.Event(), []
+
+    def take_a_second(*_: int) -> None:
+        nonlocal now_ns
+        now_ns += 1_000_000_000
+
+    def rest(seconds: float) -> None:
+        rests_s.append(seconds)
+        resting.set()
+        assert gate.wait(10)
+
+    rig = make_rig(registrar=registrar)
+    array = pages(8)
+    registrar.before_register = take_a_second
+    background.pacer = Pacer(16 * PAGE, 0.25, lambda: now_ns, rest)
+    job = acquire_in_background(rig.cache, background, array)
+    assert resting.wait(10)
+    job.result(0).release()
+    gate.set()
+    acquire_in_background(rig.cache, background, array).result(10).release()  # a hit
+    assert rests_s == [3.0]
+    rig.cache.close()
+
+
 def test_a_buffer_that_is_no_longer_wanted_is_let_go(background: BackgroundRegistrar) -> None:
     rig = make_rig()
     array = pages(1)

@@ -9,13 +9,14 @@ import gc
 import os
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from controller.errors import StellarError, UnsupportedError, UsageError
-from controller.memory import device_memory
+from controller.memory import Arena, Lease, LeaseError, device_memory
 from controller.memory.device_memory import (
     CudaMemory,
     DmaBufPages,
@@ -98,6 +99,24 @@ def test_memory_that_the_processor_cannot_reach_has_no_array() -> None:
     pages = FakeSource().allocate(PAGE)
     with pytest.raises(UnsupportedError, match="'cuda' has no array"):
         np.asarray(pages)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda lease: lease.view, lambda lease: lease.array(np.float32, 10), np.asarray,
+     lambda lease: lease.__array_interface__],
+)  # fmt: skip
+def test_a_lease_of_memory_that_the_processor_cannot_reach_has_keys_and_no_array(
+    use: Callable[[Lease], object],
+) -> None:
+    source = FakeSource()
+    registrar = DmaBufRegistrar(DmaBufDevice(), source)
+    arena = Arena(registrar, 4 * PAGE, chunk_nbytes=4 * PAGE, source=source)
+    with arena.lease(PAGE, "weights") as lease:
+        assert arena.find(lease.addr, PAGE) == (lease.lkey, lease.rkey)
+        with pytest.raises(LeaseError, match="'weights' is memory of kind 'cuda', which the proc"):
+            use(lease)
+    arena.close()
 
 
 @pytest.mark.parametrize("nbytes", [0, -PAGE, PAGE + 1])

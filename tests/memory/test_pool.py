@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import gc
 import os
+import subprocess
+import sys
 import threading
+from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +17,21 @@ import pytest
 
 from controller.errors import UsageError
 from controller.memory import (
+    CachedRegion,
     ForkError,
     LeasedRange,
     LeaseError,
     PoolConfig,
     PoolError,
     RegionInUseError,
+    RegistrationError,
     RegistrationPool,
+    pool_background,
 )
+from controller.memory.background import Urgency
 from controller.memory.stats import PoolStats, TraceRecorder
 from tests.memory.fakes import GIB, MIB, FakeRegistrar
+from tests.memory.watched import PAGE, eventually, pages
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +54,9 @@ def pool_of(registrar: FakeRegistrar, **changes: Any) -> RegistrationPool:
 @pytest.mark.parametrize(
     "changes",
     [{"capacity_nbytes": -1}, {"cache_nbytes": -1}, {"cache_regions": 0}, {"policy": "fifo"},
-     {"name": ""}, {"name": "x" * 65}, {"name": "a\nb"},
+     {"prefetch_depth": -1}, {"prefetch_depth": 65}, {"background_busy_share": 0.0},
+     {"background_busy_share": 1.1}, {"background_busy_share": float("nan")}, {"name": ""},
+     {"name": "x" * 65}, {"name": "a\nb"},
      {"capacity_nbytes": 0, "cache_nbytes": 0}],
 )  # fmt: skip
 def test_configurations_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
@@ -173,6 +183,211 @@ def test_a_forked_child_is_told_whatever_it_asks_for(registrar: FakeRegistrar) -
                     told += 1
             os._exit(0 if told == 2 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+# ---- in the background ----
+
+
+def threads_of(name: str) -> list[threading.Thread]:
+    """Threads that register in the background for the pool of that name."""
+    return [each for each in threading.enumerate() if each.name == f"registrar-{name}"]
+
+
+def test_a_pool_has_no_thread_that_registers_before_it_has_work_for_one(
+    registrar: FakeRegistrar,
+) -> None:
+    own = np.ones(5000, np.uint8)
+    with pool_of(registrar, name="leases") as pool:
+        pool.lease(100).release()
+        assert not threads_of("leases")
+        pool.register(own).release()
+        assert len(threads_of("leases")) == 1
+    assert not threads_of("leases")
+    with pool_of(registrar, name="without", prefetch_depth=0) as pool:
+        pool.register(own).release()
+        assert not threads_of("without")
+        pool.register_async(own).result(10).release()
+        assert len(threads_of("without")) == 1
+    assert not threads_of("without")
+    assert not registrar.regions
+
+
+def test_a_buffer_is_registered_while_its_owner_goes_on(registrar: FakeRegistrar) -> None:
+    own = np.ones(50_000, np.uint8)
+    with pool_of(registrar) as pool:
+        registrar.gate = threading.Event()
+        future = pool.register_async(own, "weights", "job")
+        assert not future.done()
+        registrar.gate.set()
+        with future.result(10) as region:
+            assert isinstance(region, CachedRegion)
+            assert region.address == own.ctypes.data and region.lkey in registrar.regions
+        with pool.register_async(own).result(10) as again:
+            assert again.lkey == region.lkey
+        stats = pool.stats()
+        assert (stats["hits"], stats["misses"]) == (1, 1)
+
+
+def test_what_is_leased_is_registered_at_once_and_what_cannot_be_is_refused_at_once(
+    registrar: FakeRegistrar,
+) -> None:
+    with pool_of(registrar, cache_nbytes=0) as pool, pool.lease(1000) as lease:
+        future = pool.register_async(lease.view[:10])
+        assert future.done() and isinstance(future.result(), LeasedRange)
+        assert future.result().lkey == lease.lkey
+        with pytest.raises(UsageError, match="cache_nbytes is 0"):
+            pool.register_async(np.ones(10))
+    with pool_of(registrar) as pool, pytest.raises(UsageError, match="holes"):
+        pool.register_async(np.ones(10)[::2])
+
+
+def test_what_the_device_refuses_is_the_futures_exception(registrar: FakeRegistrar) -> None:
+    with pool_of(registrar, capacity_nbytes=0) as pool:
+        registrar.fails_at = 0
+        with pytest.raises(RegistrationError, match="no room"):
+            pool.register_async(np.ones(5000, np.uint8)).result(10)
+
+
+def test_a_cancelled_registration_leaves_nothing_in_use(registrar: FakeRegistrar) -> None:
+    with pool_of(registrar, capacity_nbytes=0) as pool:
+        registrar.gate = threading.Event()
+        first = pool.register_async(np.ones(5000, np.uint8))
+        second = pool.register_async(np.ones(5000, np.uint8))
+        eventually(first.running)
+        assert second.cancel() and first.cancel()
+        registrar.gate.set()
+        with pytest.raises(PoolError, match="cancelled"):
+            first.result(10)
+        with pytest.raises(CancelledError):
+            second.result(10)
+        assert pool.stats()["registrations"] == 1
+    assert not registrar.regions
+
+
+def test_closing_waits_for_the_registration_under_way_and_calls_off_the_others(
+    registrar: FakeRegistrar,
+) -> None:
+    pool = pool_of(registrar, name="closing")
+    registrar.gate = threading.Event()
+    futures: list[Future[Any]] = [pool.register_async(np.ones(5000, np.uint8)) for _ in range(3)]
+    eventually(futures[0].running)
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    # Those that wait are told at once, however long the device takes.
+    assert wait(futures[1:], 10).not_done == set()
+    assert closing.is_alive() and not futures[0].done()
+    registrar.gate.set()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert isinstance(futures[0].exception(10), PoolError)
+    assert all(future.cancelled() for future in futures[1:])
+    assert not registrar.regions and not threads_of("closing")
+    with pytest.raises(PoolError, match="closed"):
+        pool.register_async(np.ones(5000, np.uint8))
+    pool.close()
+
+
+def test_a_pool_that_could_not_be_closed_registers_in_the_background_as_before(
+    registrar: FakeRegistrar,
+) -> None:
+    pool = pool_of(registrar, name="stays")
+    own = np.ones(5000, np.uint8)
+    held = pool.register_async(own, "weights").result(10)
+    with pytest.raises(RegionInUseError, match="weights"):
+        pool.close()
+    pool.register_async(np.ones(5000, np.uint8)).result(10).release()
+    assert len(threads_of("stays")) == 1
+    held.release()
+    pool.close()
+    assert not registrar.regions and not threads_of("stays")
+
+
+def test_a_region_in_a_future_is_held_until_it_is_released_or_dropped(
+    registrar: FakeRegistrar,
+) -> None:
+    pool = pool_of(registrar, capacity_nbytes=0)
+    future = pool.register_async(np.ones(5000, np.uint8), "forgotten")
+    eventually(future.done)
+    with pytest.raises(RegionInUseError, match="forgotten"):
+        pool.close()
+    with pytest.warns(ResourceWarning, match="never released"):
+        del future
+        gc.collect()
+    pool.close()
+    assert not registrar.regions
+
+
+def test_a_pool_that_is_dropped_takes_its_thread_with_it(registrar: FakeRegistrar) -> None:
+    pool = pool_of(registrar, name="dropped")
+    pool.register_async(np.ones(5000, np.uint8)).result(10).release()
+    assert threads_of("dropped")
+    del pool
+    gc.collect()
+    eventually(lambda: not threads_of("dropped"))
+
+
+def test_a_child_is_told_that_it_cannot_register_in_the_background(
+    registrar: FakeRegistrar,
+) -> None:
+    own = np.ones(5000, np.uint8)
+    for used_before in (False, True):
+        with pool_of(registrar) as pool:
+            if used_before:
+                pool.register_async(own).result(10).release()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    pool.register_async(own)
+                except ForkError:
+                    os._exit(0)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def loop_over_more_than_the_cache_holds(pool: RegistrationPool, rounds: int) -> None:
+    """Use one buffer after the other, with time between for what is done in the background."""
+    buffers = [pages(16) for _ in range(20)]
+    for _ in range(rounds):
+        for buffer in buffers:
+            pool.register(buffer, stream="job").release()
+            thread = pool._background._thread if pool._background is not None else None
+            if thread is not None:  # it does one thing after the other
+                thread.run(lambda _: None, Urgency.PREFETCH).result(10)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_loop_is_prefetched_and_counted_where_that_is_on(
+    registrar: FakeRegistrar, depth: int
+) -> None:
+    with pool_of(
+        registrar, capacity_nbytes=0, cache_nbytes=15 * 16 * PAGE, policy="heat",
+        prefetch_depth=depth, background_busy_share=1.0,
+    ) as pool:  # fmt: skip
+        loop_over_more_than_the_cache_holds(pool, 30)
+        described = pool.describe()
+    prefetch = described["stats"]["prefetch"]
+    assert described["prefetch_depth"] == depth
+    assert (prefetch["issued"] > 0) == (prefetch["useful"] > 0) == bool(depth), prefetch
+    assert prefetch["useful"] + prefetch["wasted"] <= prefetch["issued"]
+
+
+def test_a_machine_without_threads_to_spare_does_without_prefetch(
+    registrar: FakeRegistrar, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pool_of(registrar, capacity_nbytes=0) as pool:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(pool_background, "BackgroundRegistrar", refuse)
+        for _ in range(2):
+            pool.register(np.ones(5000, np.uint8)).release()
+        assert len([r for r in caplog.records if "does not prefetch" in r.message]) == 1
+
+
+def test_pools_are_imported_without_verbs() -> None:
+    code = "import sys, controller.memory; sys.exit('pyverbs' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # ---- traces ----

@@ -16,13 +16,14 @@ from pyverbs.wr import SGE, SendWR
 
 from controller.dataplane.netns import in_netns
 from controller.memory import Arena, Lease, PoolConfig, PoolError, RegistrationPool
+from controller.memory.chunks import DEFAULT_CHUNK_NBYTES
 from controller.memory.limits import fork_support, gather_limits
 from controller.memory.pages import Pages, map_nbytes
 from controller.verbs.completions import CompletionQueue
 from controller.verbs.device import Device
 from controller.verbs.enums import verbs
 from controller.verbs.queue_pair import QueuePair, Timing
-from tests.memory.fakes import GIB, MAP_FIXED, MAP_NORESERVE, MIB
+from tests.memory.fakes import GIB, MAP_FIXED, MAP_NORESERVE, MIB, RepeatedPages
 from tests.rxe.verbs import Program, RxeHost, sh
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,6 +150,42 @@ def test_a_part_of_a_lease_is_used_with_the_keys_that_its_address_is_found_by(
         assert np.array_equal(part, np.arange(100, dtype=np.float32))
         whole = theirs.array(np.float32, 1000)
         assert not whole[:500].any() and not whole[600:].any()
+
+
+def test_a_large_pool_comes_in_chunks_that_the_device_has_a_table_for(
+    devices: tuple[Device, Device], link: Link, page: Lease
+) -> None:
+    with RepeatedPages() as source:
+        arena = Arena(devices[1].registrar, GIB, source=source)
+        assert arena.describe()["chunks"] == GIB // DEFAULT_CHUNK_NBYTES == 2
+        with arena.lease(DEFAULT_CHUNK_NBYTES) as lease:
+            target = lease.addr + lease.nbytes - 4096
+            page.view[:] = 7
+            assert link.write((page.addr, page.lkey), (target, lease.rkey), 4096) == 0
+            assert np.all(lease.view[-4096:] == 7)
+        arena.close()
+
+
+def test_a_buffer_of_another_owner_is_registered_in_the_background_and_written_to(
+    devices: tuple[Device, Device], link: Link, page: Lease, rxe_hosts: tuple[RxeHost, RxeHost]
+) -> None:
+    before = regions_of(rxe_hosts[1])
+    own = np.zeros(8 * MIB, np.uint8)
+    with RegistrationPool(devices[1].registrar, PoolConfig(capacity_nbytes=0)) as pool:
+        with pool.register_async(own).result(60) as region:
+            page.view[:] = 7
+            status = link.write((page.addr, page.lkey), (region.address, region.rkey), 4096)
+            assert status == verbs.IBV_WC_SUCCESS
+        assert np.all(own[:4096] == 7) and not own[4096:].any()
+        # The pool goes at once: whatever became of these, nothing of them stays.
+        others = [np.zeros(8 * MIB, np.uint8) for _ in range(4)]
+        futures = [pool.register_async(each) for each in others]
+        pool.close(force=True)
+    assert regions_of(rxe_hosts[1]) == before
+    for future in futures:
+        assert future.done()
+        if not future.cancelled() and future.exception() is None:
+            future.result().release()
 
 
 class FarApartPages:
