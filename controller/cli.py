@@ -18,8 +18,10 @@ from typing import Any
 import click
 
 from controller import __version__
+from controller.cli_allreduce import bench_allreduce
 from controller.cli_common import JSON_OPTION, ask, print_json, run_directory
 from controller.cli_control import class_group, job
+from controller.cli_pool import pool_group
 from controller.cli_qdisc import qdisc
 from controller.errors import InputError, StellarError
 
@@ -64,6 +66,7 @@ def cli(ctx: click.Context, run_dir: Path) -> None:
       controller analyze FILE.pcap        the same for a capture
       sudo controller qdisc setup eth0 --rate 25gbit    queues for the classes
       sudo controller job set NAME --match src=10.0.0.0/8    steer a job
+      sudo controller bench allreduce --spawn 4              AllReduce over verbs
     """  # noqa: D301 - \b tells click to keep the lines
     ctx.obj = run_dir
 
@@ -326,7 +329,9 @@ def bench_flows_command(flows: int, as_json: bool) -> None:
         click.echo(result.to_text())
 
 
+bench.add_command(bench_allreduce)
 cli.add_command(class_group, "class")
+cli.add_command(pool_group)
 cli.add_command(job)
 cli.add_command(qdisc)
 
