@@ -115,14 +115,14 @@ def _emit(event: str, **fields: Any) -> None:
     sys.stdout.flush()
 
 
-def _bind(local_rank: int) -> None:
+def _bind(rank: int) -> None:
     """Keep this rank on one processor, in turns, as launchers do.
 
     Its threads hand over to one another all the time; between processors that costs more, and in
     a user-mode kernel milliseconds.
     """
     processors = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {processors[local_rank % len(processors)]})
+    os.sched_setaffinity(0, {processors[rank % len(processors)]})
 
 
 def main() -> int:
@@ -130,7 +130,7 @@ def main() -> int:
     plan = BenchPlan.from_text(sys.argv[1])
     device, address = (sys.argv[2:4] + [""] * 2)[:2]
     tells = os.environ.get("RANK") == "0"
-    _bind(int(os.environ.get("LOCAL_RANK", "0")))
+    _bind(int(os.environ.get("RANK", "0")))
     last_s = 0.0
 
     def progress(done: int, total: int) -> None:

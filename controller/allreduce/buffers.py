@@ -12,6 +12,7 @@ import numpy.typing as npt
 from controller.allreduce.link import Range
 from controller.errors import UsageError
 from controller.memory import PoolExhaustedError
+from controller.verbs.registration import Registrar
 
 Array = npt.NDArray[Any]
 
@@ -74,49 +75,72 @@ def flat(name: str, array: Any, *, writable: bool = True) -> Array:
     return array.reshape(-1)
 
 
-def scratch(pool: Pool, dtype: np.dtype[Any], count: int, key: Any = None) -> Buffer:
-    """Memory of the pool's own, or memory registered for once when the pool has none so large."""
-    nbytes = count * dtype.itemsize
-    if not nbytes:
-        return Buffer(np.empty(0, dtype), None)
-    try:
-        lease = pool.lease(nbytes, key=key)
-    except PoolExhaustedError:
-        return _registered(pool, np.empty(count, dtype))
-    memory = Range(lease.addr, nbytes, lease.lkey, lease.rkey)
-    return Buffer(lease.array(dtype, count), memory, release=lease.release)
-
-
-def _registered(pool: Pool, array: Array) -> Buffer:
-    region = pool.register(array)
-    memory = Range(array.ctypes.data, array.nbytes, region.lkey, region.rkey)
-    return Buffer(array, memory, release=region.release)
-
-
-def working(pool: Pool, array: Array, staged_nbytes: int) -> Buffer:
-    """Memory to work in that holds what `array` holds, and whose result ends there.
+@dataclass(frozen=True)
+class Source:
+    """Where registered memory comes from.
 
     Parameters
     ----------
     pool
-        Where memory comes from.
-    array
-        From flat().
+        Leases and cached registrations.
+    registrar
+        For what the pool does not hold: registered for one operation.
     staged_nbytes
-        Copy up to this size; register beyond it.
+        Buffers are copied up to this size and registered beyond it.
     """
-    if not array.nbytes:
-        return Buffer(array, None)
-    address = array.ctypes.data
-    keys = pool.find(address, array.nbytes)
-    if keys is not None:
-        return Buffer(array, Range(address, array.nbytes, *keys))
-    if array.nbytes > staged_nbytes:
-        return _registered(pool, array)
-    copy = scratch(pool, array.dtype, array.size, key="allreduce/staging")
-    copy.array[:] = array
 
-    def store() -> None:
-        array[:] = copy.array
+    pool: Pool
+    registrar: Registrar
+    staged_nbytes: int
 
-    return Buffer(copy.array, copy.memory, store, copy.release)
+    def scratch(self, dtype: np.dtype[Any], count: int, key: Any = None) -> Buffer:
+        """Memory of the pool's own, or of numpy's where the pool has none so large."""
+        nbytes = count * dtype.itemsize
+        if not nbytes:
+            return Buffer(np.empty(0, dtype), None)
+        try:
+            lease = self.pool.lease(nbytes, key=key)
+        except PoolExhaustedError:
+            return self._registered(np.empty(count, dtype))
+        memory = Range(lease.addr, nbytes, lease.lkey, lease.rkey)
+        return Buffer(lease.array(dtype, count), memory, release=lease.release)
+
+    def _registered(self, array: Array) -> Buffer:
+        """The array itself, registered by the pool, or for once when that has no room for it."""
+        try:
+            region = self.pool.register(array)
+            lkey, rkey, release = region.lkey, region.rkey, region.release
+        except (PoolExhaustedError, UsageError):
+            once = self.registrar.register(array.ctypes.data, array.nbytes)
+            lkey, rkey = once.lkey, once.rkey
+
+            def release() -> None:
+                self.registrar.deregister(once)
+
+        return Buffer(array, Range(array.ctypes.data, array.nbytes, lkey, rkey), release=release)
+
+    def working(self, array: Array, *, is_result: bool = True) -> Buffer:
+        """Memory to work in that holds what `array` holds, and whose result ends there.
+
+        Parameters
+        ----------
+        array
+            From flat().
+        is_result
+            False: the array stays as it is, and may be read-only.
+        """
+        if not array.nbytes:
+            return Buffer(array, None)
+        address = array.ctypes.data
+        keys = self.pool.find(address, array.nbytes)
+        if keys is not None:
+            return Buffer(array, Range(address, array.nbytes, *keys))
+        if array.nbytes > self.staged_nbytes and array.flags.writeable:
+            return self._registered(array)
+        copy = self.scratch(array.dtype, array.size, key="allreduce/staging")
+        copy.array[:] = array
+
+        def store() -> None:
+            array[:] = copy.array
+
+        return Buffer(copy.array, copy.memory, store if is_result else _nothing, copy.release)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import threading
 from collections.abc import Callable, Hashable
@@ -21,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from controller.allreduce import buffers, schedule
-from controller.allreduce.buffers import Array, Buffer, flat
+from controller.allreduce import schedule
+from controller.allreduce.buffers import Array, Buffer, Source, flat
 from controller.allreduce.compression import Cast, Compression, TopK
 from controller.allreduce.control_channel import ControlChannel, TlsFiles
 from controller.allreduce.engine import Engine
 from controller.allreduce.environment import Placement
-from controller.allreduce.errors import ClosedError
+from controller.allreduce.errors import ClosedError, MismatchError, PeerError
 from controller.allreduce.operation import Handle, Operation, Work
 from controller.allreduce.reduction import DType, Op, finish, reduce_into
 from controller.allreduce.report import JobReporter
@@ -37,6 +38,7 @@ from controller.allreduce.wire import MAX_MESSAGES, Description
 from controller.allreduce.wiring import Wiring, wire
 from controller.errors import StellarError, UsageError
 from controller.memory import PoolConfig, RegistrationPool
+from controller.priority.ranges import check_integer
 from controller.verbs.device import Device
 
 CLOSE_TIMEOUT_S = 10.0
@@ -90,8 +92,9 @@ class Communicator:
     ) -> None:
         self.rank, self.size = channel.rank, channel.size
         self.pool, self.device, self.settings = pool, device, settings
+        self._source = Source(pool, device.registrar, settings.staged_nbytes)
         self.algorithm: Algorithm | None = None  # by size
-        self.iteration = 0
+        self._iteration = 0
         self._channel = channel
         self._owned = owned
         self._reporter = reporter
@@ -178,7 +181,9 @@ class Communicator:
             if pool is None:
                 pool = RegistrationPool(
                     device.registrar,
-                    PoolConfig(capacity_nbytes=settings.pool_nbytes, name=f"allreduce-{group}"),
+                    PoolConfig(
+                        capacity_nbytes=settings.pool_nbytes, name=f"allreduce-{group}"[:64]
+                    ),
                 )
                 # Also with leases out: after an error nobody has had the time to release them.
                 stack.callback(pool.close, force=True)
@@ -193,7 +198,7 @@ class Communicator:
             reporter = None
             if job is not None:
                 reporter = JobReporter(
-                    job, run_dir, rank=channel.rank, size=channel.size, communicator=group
+                    job, run_dir, rank=channel.rank, size=channel.size, communicator=group[:64]
                 )
                 stack.callback(reporter.close)
             try:
@@ -203,6 +208,16 @@ class Communicator:
                 raise
             communicator._owned = stack.pop_all()
         return communicator
+
+    @property
+    def iteration(self) -> int:
+        """Training iteration that operations belong to, for the controller; set it."""
+        return self._iteration
+
+    @iteration.setter
+    def iteration(self, number: int) -> None:
+        check_integer("Iteration", number, 0, (1 << 63) - 1)
+        self._iteration = number
 
     # ---- classes ----
 
@@ -315,8 +330,8 @@ class Communicator:
 
         def prepare() -> Buffer:
             if in_place:
-                return buffers.working(self.pool, whole, self.settings.staged_nbytes)
-            copy = buffers.scratch(self.pool, whole.dtype, whole.size, key="allreduce/scatter")
+                return self._source.working(whole)
+            copy = self._source.scratch(whole.dtype, whole.size, key="allreduce/scatter")
             copy.array[:] = whole
 
             def store() -> None:
@@ -369,12 +384,13 @@ class Communicator:
         asynchronous
             As for all_reduce().
         """
-        if not 0 <= root < self.size:
+        if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < self.size:
             raise UsageError(f"root is {root}; expected a rank below {self.size}.")
+        root = operator.index(root)
         target = flat("array", array, writable=self.rank != root)
         return self._run(
             _BROADCAST, target.size, DType.of(target.dtype), Op.SUM, None,
-            lambda: buffers.working(self.pool, target, self.settings.staged_nbytes),
+            lambda: self._source.working(target, is_result=self.rank != root),
             asynchronous, root=root,
         )  # fmt: skip
 
@@ -402,7 +418,22 @@ class Communicator:
         list
             One document a rank.
         """
-        return self._channel.all_gather(document, timeout_s)
+        return self._gather("exchange", document, timeout_s)
+
+    def _gather(
+        self, purpose: str, document: dict[str, Any], timeout_s: float
+    ) -> list[dict[str, Any]]:
+        """Gather documents that all ranks send for one purpose."""
+        answers = self._channel.all_gather({"for": purpose, "document": document}, timeout_s)
+        for rank, answer in enumerate(answers):
+            if answer.get("for") != purpose:
+                raise MismatchError(
+                    f"Rank {self.rank} called {purpose}, and rank {rank} "
+                    f"{str(answer.get('for'))[:40]}.",
+                    "All ranks must call the same things in the same order.",
+                    rank=rank,
+                )
+        return [dict(answer["document"]) for answer in answers]
 
     # ---- how they run ----
 
@@ -452,6 +483,8 @@ class Communicator:
             f" of {count} {dtype.label}" if collective != _BARRIER else ""
         )
         memory = buffer.memory
+        agree_with = self._neighbours | {send.peer for send in plan.sends}
+        agree_with |= {receive.peer for receive in plan.receives}
         with self._calling:
             description = Description(
                 sequence=self._sequence,
@@ -467,43 +500,53 @@ class Communicator:
                 address=memory.address if memory else 0,
                 rkey=memory.rkey if memory else 0,
             )
-            agree_with = self._neighbours | {send.peer for send in plan.sends}
-            agree_with |= {receive.peer for receive in plan.receives}
             operation = Operation(name, description, plan, work, agree_with)
             operation.compression_ratio = ratio
             operation.iteration = self.iteration
             if self._engine is None:
                 operation.end()
             else:
-                try:
-                    self._engine.submit(operation)
-                except BaseException:
-                    buffer.release()
-                    raise
-                self._sequence += 1
+                self._submit(self._engine, operation)
         handle = Handle(operation)
         if not asynchronous:
             handle.wait()
         return handle
 
+    def _submit(self, engine: Engine, operation: Operation) -> None:
+        """Hand an operation over; whatever interrupts this leaves numbers and memory in order."""
+        try:
+            engine.reserve()
+            try:
+                self._sequence += 1
+                engine.submit(operation)
+            except BaseException:
+                if not operation.is_submitted:
+                    self._sequence -= 1
+                    engine.unreserve()
+                raise
+        except BaseException:
+            if not operation.is_submitted and operation.work.release is not None:
+                operation.work.release()
+            raise
+
     def _check_usable(self) -> None:
         if self._closed:
             raise ClosedError("The communicator is closed.")
         if self._engine is not None and self._engine.error is not None:
-            raise self._engine.error
+            raise self._engine.error.with_traceback(None)
 
     def _copied(self, source: Array, target: Array) -> Buffer:
         """A buffer that begins as `source` and ends in `target`."""
         if target is not source and _address(target) != _address(source):
             target[:] = source
-        return buffers.working(self.pool, target, self.settings.staged_nbytes)
+        return self._source.working(target)
 
     def _gathering(self, whole: Array, part: Array) -> Buffer:
         """A buffer that begins with `part` in this rank's block and ends in `whole`."""
         block = whole[self.rank * part.size : (self.rank + 1) * part.size]
         if _address(block) != _address(part):
             block[:] = part
-        return buffers.working(self.pool, whole, self.settings.staged_nbytes)
+        return self._source.working(whole)
 
     def _compressed(
         self,
@@ -515,6 +558,8 @@ class Communicator:
         key: Hashable,
         asynchronous: bool,
     ) -> Handle:
+        if not isinstance(compression, (Cast, TopK)):
+            raise UsageError(f"compression is {compression!r}; expected Cast(...) or TopK(...).")
         if op not in (Op.SUM, Op.AVG):
             raise UsageError(
                 f"{compression} works with sum and avg, not with {op.label}.",
@@ -525,7 +570,7 @@ class Communicator:
             cast = compression
 
             def shorten() -> Buffer:
-                short = buffers.scratch(self.pool, cast.dtype.numpy, source.size)
+                short = self._source.scratch(cast.dtype.numpy, source.size)
                 cast.compress(source, short.array)
                 return short
 
@@ -535,13 +580,11 @@ class Communicator:
                 compression=cast.wire_id, ratio=ratio,
                 store=lambda wire: cast.restore(wire, target),
             )  # fmt: skip
-        if not isinstance(compression, TopK):
-            raise UsageError(f"{compression} is no compression; expected Cast or TopK.")
         top = compression
         nbytes = top.wire_nbytes(source.size, DType.of(source.dtype))
 
         def select() -> Buffer:
-            all_of_them = buffers.scratch(self.pool, np.dtype(np.int8), nbytes * self.size)
+            all_of_them = self._source.scratch(np.dtype(np.int8), nbytes * self.size)
             mine = all_of_them.array[self.rank * nbytes : (self.rank + 1) * nbytes]
             top.compress(source, key, mine)
             return all_of_them
@@ -594,21 +637,27 @@ class Communicator:
     # ---- ending ----
 
     def close(self) -> None:
-        """Leave. Waits for the other ranks to close, too, so that nobody's last message is lost.
+        """Leave. Waits up to 10 s for the other ranks to close, too.
 
-        Safe to call twice, and after a failure.
+        Otherwise the last messages of those that are behind would be lost. Safe to call twice,
+        and after a failure.
         """
+        self._close(wait=True)
+
+    def _close(self, *, wait: bool) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._engine is not None and self._wiring is not None:
-            # A rank that is gone, or does not close: then at least the queue pairs have had time.
-            if self._engine.error is None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._owned.close)
+            if self._engine is None or self._wiring is None:
+                return
+            stack.callback(self._wiring.close)
+            stack.callback(self._engine.close)
+            if wait and self._engine.error is None:
+                # One that is gone, or does not close: then the queue pairs have had time at least.
                 with contextlib.suppress(StellarError, OSError, TimeoutError):
-                    self._channel.all_gather({"closing": True}, CLOSE_TIMEOUT_S)
-            self._engine.close()
-            self._wiring.close()
-        self._owned.close()
+                    self._gather("close", {}, CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> Communicator:
         return self
@@ -619,7 +668,16 @@ class Communicator:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is not None and not self._closed and self.size > 1:
+            # The others would wait for what this rank no longer does.
+            self._channel.abort(
+                {
+                    "error": PeerError.__name__,
+                    "message": f"{type(error).__name__} in its program: {error}"[:500],
+                    "rank": self.rank,
+                }
+            )
+        self._close(wait=error is None)
 
 
 def _address(array: Array) -> int:

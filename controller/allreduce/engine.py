@@ -41,11 +41,11 @@ from controller.allreduce.link import (
 )
 from controller.allreduce.operation import Operation
 from controller.allreduce.wire import (
-    MAX_IN_FLIGHT,
     MAX_MESSAGES,
     MAX_OPERATIONS,
     Description,
     WireError,
+    max_in_flight,
     pack_credits,
     pack_immediate,
     unpack,
@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 # Looks at an empty queue before sleeping; about 20 us.
 SPIN_POLLS = 50
 _ROUNDS_BETWEEN_CLOCKS = 16
+_REQUEST_SHIFT = 16  # index of the message in the lower bits of a work request's identifier
+_MAX_EARLY = 4 * MAX_OPERATIONS  # descriptions of operations not begun here; bounds memory only
 # Own port, stalled operations: looked at so often.
 WATCH_PERIOD_S = 0.1
 # How long ranks whose time is over wait for what others have to say about it.
@@ -140,7 +142,8 @@ class Engine:
         self._inbox: deque[Operation | Departure | None] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._sleeping = False
-        self._room = threading.Semaphore(MAX_IN_FLIGHT)
+        self._room = threading.Semaphore(max_in_flight(size))
+        self._rooms_freed = 0  # operations in front of which all have ended
         self._lock = threading.Lock()  # of error and closed against submit()
         self.error: CollectiveError | None = None
         self._closed = False
@@ -161,10 +164,8 @@ class Engine:
 
     # ---- called by other threads ----
 
-    def submit(self, operation: Operation) -> None:
-        """Start an operation. All ranks start theirs in the same order.
-
-        Blocks while MAX_IN_FLIGHT of them are in flight.
+    def reserve(self) -> None:
+        """Wait until one more operation may begin; then submit() one, or unreserve().
 
         Raises
         ------
@@ -172,15 +173,32 @@ class Engine:
             The communicator failed before, or is closed.
         """
         self._room.acquire()
+        error = self.error or (ClosedError("The communicator is closed.") if self._closed else None)
+        if error is not None:
+            self._room.release()
+            raise error.with_traceback(None)
+
+    def unreserve(self) -> None:
+        """Take a reserve() back."""
+        self._room.release()
+
+    def submit(self, operation: Operation) -> None:
+        """Start an operation for which there is room. All ranks start theirs in the same order.
+
+        Raises
+        ------
+        CollectiveError
+            The communicator failed before, or is closed.
+        """
         with self._lock:
             error = self.error
             if error is None and self._closed:
                 error = ClosedError("The communicator is closed.")
             if error is None:
+                operation.is_submitted = True
                 self._inbox.append(operation)
         if error is not None:
-            self._room.release()
-            raise error
+            raise error.with_traceback(None)
         self._rouse()
 
     def depart(self, departure: Departure) -> None:
@@ -222,8 +240,9 @@ class Engine:
             # Whatever it is: nobody may wait forever, and no peer may write on.
             log.exception("rank %d: the engine failed", self._rank)
             self._fail(CollectiveError(f"Rank {self._rank} failed: {error!r}"), tell=True)
-        for link in self._links.values():
-            link.close()
+        with contextlib.suppress(PyverbsError):
+            for link in self._links.values():
+                link.close()
 
     def _loop(self) -> None:
         # No clock is read on the way of a message: that is a system call on some kernels.
@@ -309,7 +328,12 @@ class Engine:
             return
         was_oldest = operation is self._oldest()
         del self._operations[operation.sequence]
-        self._room.release()
+        # In order: a later operation that ended first makes no room, or the others would fall so
+        # far behind that numbers in immediate data were mistaken.
+        oldest = self._oldest().sequence if self._operations else self._next_sequence
+        while self._rooms_freed < oldest:
+            self._rooms_freed += 1
+            self._room.release()
         operation.end()
         self._on_progress(operation, "end")
         if was_oldest and self._operations:
@@ -338,6 +362,10 @@ class Engine:
             # the oldest operation only: a later one could take the tokens an older one needs.
             if theirs is None and (send.direct or operation is not self._oldest()):
                 break
+            # The last token is the oldest operation's: what a later one sends may have to wait at
+            # the peer for a third rank, and that one for the oldest.
+            if len(link.free_tokens) < 2 and operation is not self._oldest():
+                break
             traffic_class = self._class_in_force()
             if not link.can_send(traffic_class):
                 break
@@ -357,7 +385,7 @@ class Engine:
             )
             link.post_data(
                 traffic_class,
-                (operation.sequence & 0xFFFFFFFF) << 20 | send.index,
+                (operation.sequence & 0xFFFFFFFF) << _REQUEST_SHIFT | send.index,
                 source,
                 remote,
                 pack_immediate(token, operation.sequence, send.index),
@@ -422,7 +450,7 @@ class Engine:
             if link.peer in operation.sends_to:
                 self._pump_peer(operation, link)
             self._end_if_complete(operation)
-        elif self._next_sequence <= content.sequence < self._next_sequence + MAX_OPERATIONS:
+        elif self._next_sequence <= content.sequence < self._next_sequence + _MAX_EARLY:
             self._early_descriptions.setdefault(content.sequence, {})[link.peer] = content
         elif content.sequence > self._next_sequence:
             raise self._protocol_error(link, f"a description of operation {content.sequence}")
@@ -502,7 +530,7 @@ class Engine:
 
     def _sent(self, link: Link, request: int) -> None:
         """One of our data messages has been acknowledged."""
-        low, index = request >> 20, request & (MAX_MESSAGES - 1)
+        low, index = request >> _REQUEST_SHIFT, request & (MAX_MESSAGES - 1)
         for operation in self._operations.values():
             if operation.sequence & 0xFFFFFFFF == low:
                 break
@@ -512,7 +540,11 @@ class Engine:
         operation.unsent -= 1
         operation.moved_nbytes += (send.stop - send.start) * operation.itemsize
         operation.moves += 1
-        self._pump_peer(operation, link)
+        if link.was_full:
+            link.was_full = False
+            for waiting in list(self._operations.values()):
+                if link.peer in waiting.sends_to:
+                    self._pump_peer(waiting, link)
         self._end_if_complete(operation)
 
     def _give_credits(self, *, all_of_them: bool) -> None:
@@ -559,11 +591,11 @@ class Engine:
         )
         deadline = time.monotonic() + STALL_REPORTS_S
         while (left_s := deadline - time.monotonic()) > 0:
-            while self._inbox and not isinstance(self._inbox[0], (Operation, type(None))):
-                departure = self._inbox.popleft()
-                assert departure is not None and not isinstance(departure, Operation)
-                if departure.kind == "abort" and "waits" in departure.reason:
-                    reports[departure.rank] = stall.from_json(departure.reason["waits"], self._size)
+            for item in list(self._inbox):
+                if item is None or isinstance(item, Operation):
+                    continue
+                if item.kind == "abort" and "waits" in item.reason:
+                    reports[item.rank] = stall.from_json(item.reason["waits"], self._size)
             time.sleep(min(left_s, 0.01))
         found = stall.culprits(reports, self._rank, self._size)
         error = StallError(
@@ -658,7 +690,11 @@ class Engine:
                     "status": error.status,
                 }
             )
-        statuses = self._flush()
+        statuses: dict[int, str] = {}
+        try:
+            statuses = self._flush()
+        except PyverbsError:
+            log.exception("rank %d: the completion queue cannot be read", self._rank)
         if (
             isinstance(error, (PeerError, StallError))
             and not error.status
@@ -670,12 +706,17 @@ class Engine:
             self.error = error
             waiting = [item for item in self._inbox if isinstance(item, Operation)]
             self._inbox.clear()
-        for link in self._links.values():
-            link.close()
-        for operation in [*self._operations.values(), *waiting]:
-            operation.end(error)
-            self._room.release()
-        self._operations.clear()
+        try:
+            for link in self._links.values():
+                link.close()
+        except PyverbsError:
+            log.exception("rank %d: queue pairs could not be destroyed", self._rank)
+        finally:
+            for operation in [*self._operations.values(), *waiting]:
+                operation.end(error)
+                self._room.release()
+            self._operations.clear()
+            self._room.release()  # whoever waits takes it, sees the error, and passes it on
 
     def _flush(self) -> dict[int, str]:
         """Put all queue pairs into error; peer -> how its outstanding work ended."""

@@ -75,6 +75,12 @@ def memory_needed(tokens: int, chunk_nbytes: int, classes: int) -> int:
     return tokens * chunk_nbytes + CONTROL_NBYTES * (depth * (classes + 1) + _sent_places(tokens))
 
 
+def completions_needed(tokens: int, classes: int) -> int:
+    """Completions that a link may have outstanding at once: what fail() flushes."""
+    depth = _receive_depth(tokens)
+    return depth * (classes + 1) + 2 * tokens * classes + _sent_places(tokens)
+
+
 def _receive_depth(tokens: int) -> int:
     # On a data queue pair: one per token. On the control one: as many credits, which answer one
     # data message or more, and the descriptions of all operations in flight. One depth for both.
@@ -154,7 +160,7 @@ class Link:
         self.owed = 0  # tokens of the peer that we have finished with, as a mask
         self.owed_count = 0
         self._remote_address = self._remote_rkey = 0
-        # Ready sends that wait for a token or a place on the queue.
+        self.was_full = False
         self.outstanding = dict.fromkeys(self._numbers, 0)
 
     # ---- setting up ----
@@ -242,7 +248,10 @@ class Link:
 
     def can_send(self, number: int) -> bool:
         """Whether a data message may be posted on this class's queue pair now."""
-        return bool(self.free_tokens) and self.outstanding[number] < 2 * self.tokens
+        if self.outstanding[number] >= 2 * self.tokens:
+            self.was_full = True  # the next completion makes room
+            return False
+        return bool(self.free_tokens)
 
     def post_data(
         self,

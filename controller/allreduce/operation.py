@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from controller.allreduce.errors import CollectiveError
 from controller.allreduce.link import Range
 from controller.allreduce.schedule import Plan
 from controller.allreduce.wire import Description
+
+log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Reduce = Callable[[Array, Array], None]  # accumulator, incoming
@@ -75,7 +78,7 @@ class Operation:
     work
         Buffers and what to do with them.
     agree_with
-        Ranks that get the description; those of the plan must have sent theirs.
+        Ranks that get the description, and must have sent theirs before this can end.
     """
 
     def __init__(
@@ -97,9 +100,7 @@ class Operation:
         self.agree_with = agree_with
         # Peer -> its description, once it was found to agree.
         self.described: dict[int, Description] = {}
-        self.missing_descriptions = {message.peer for message in plan.sends} | {
-            message.peer for message in plan.receives
-        }
+        self.missing_descriptions = set(agree_with)
         self.sends_to: dict[int, list[int]] = {}
         for number, send in enumerate(plan.sends):
             self.sends_to.setdefault(send.peer, []).append(number)
@@ -132,6 +133,7 @@ class Operation:
         # Counted on the way of messages, turned into a time by whoever watches.
         self.moves = self.moves_seen = 0
         self.last_progress_s = time.monotonic()
+        self.is_submitted = False
         self.error: CollectiveError | None = None
         self.done = threading.Event()
 
@@ -181,10 +183,14 @@ class Operation:
         self._end(error)
 
     def _end(self, error: CollectiveError | None) -> None:
-        if self.work.release is not None:
-            self.work.release()
-        self.error = error
-        self.done.set()
+        try:
+            if self.work.release is not None:
+                self.work.release()
+        except Exception:  # whoever waits must not wait for ever because of it
+            log.exception("%s: its memory could not be released", self.name)
+        finally:
+            self.error = error
+            self.done.set()
 
 
 class Handle:

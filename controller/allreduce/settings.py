@@ -17,11 +17,6 @@ MIB = 1 << 20
 PAGE_NBYTES = 4096
 
 
-def default_traffic_classes() -> dict[int, int]:
-    """Class -> traffic class byte (DSCP << 2) of the built-in classes."""
-    return {entry.number: entry.dscp << 2 for entry in default_classes()}
-
-
 @dataclass(frozen=True)
 class Settings:
     """Of a communicator.
@@ -36,7 +31,8 @@ class Settings:
     classes
         Classes with a queue pair to each peer, 0 (lowest) .. 7.
     traffic_classes
-        Class -> traffic class byte; by default that of the built-in classes.
+        Class -> traffic class byte, where it is not that of the built-in classes. Class 7 is that
+        of control messages.
     timeout_s
         An operation that does not move for so long fails, on all ranks.
     join_timeout_s
@@ -54,7 +50,7 @@ class Settings:
     chunk_nbytes: int = 128 * KIB
     tokens: int = 8
     classes: tuple[int, ...] = (1,)
-    traffic_classes: Mapping[int, int] = field(default_factory=default_traffic_classes)
+    traffic_classes: Mapping[int, int] = field(default_factory=dict)
     timeout_s: float = 30.0
     join_timeout_s: float = 60.0
     queue_pair_timeout: int = 17
@@ -77,9 +73,8 @@ class Settings:
             raise UsageError(f"classes are {self.classes}; expected one or more, each once.")
         for number in self.classes:
             _check("A class", number, 0, CLASSES - 1)
-            if number not in self.traffic_classes:
-                raise UsageError(f"Class {number} has no traffic class.")
         for number, value in self.traffic_classes.items():
+            _check("A class", number, 0, CLASSES - 1)
             _check(f"Traffic class of class {number}", value, 0, MAX_DSCP << 2)
             if value & 3:
                 raise UsageError(
@@ -90,6 +85,11 @@ class Settings:
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and value > 0 and math.isfinite(value)):
                 raise UsageError(f"{name} is {value}; expected seconds above 0.")
+
+    def traffic_class(self, number: int) -> int:
+        """Traffic class byte of a class."""
+        value = self.traffic_classes.get(number)
+        return default_classes()[number].dscp << 2 if value is None else value
 
     @property
     def timing(self) -> Timing:

@@ -3,8 +3,8 @@
 Data messages are RDMA WRITEs with immediate data, which says where they belong; control messages
 are SENDs on a queue pair of their own, so that no data is in front of them.
 
-Immediate data: token (6 bits), operation modulo 64 (6 bits), index of the message in its operation
-(20 bits). A token is the right to one message; it names the slot as well.
+Immediate data: token (5 bits), operation modulo 2048 (11 bits), index of the message in its
+operation (16 bits). A token is the right to one message; it names the slot as well.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-MAX_TOKENS = 32
-MAX_OPERATIONS = 64  # numbers that immediate data tells apart
-# A peer may be this many operations ahead, and by as many more as it has tokens for messages that
-# need no answer: together less than MAX_OPERATIONS, so that no early message is mistaken.
+_TOKEN_BITS, _SEQUENCE_BITS, _INDEX_BITS = 5, 11, 16
+MAX_TOKENS = 1 << _TOKEN_BITS
+MAX_OPERATIONS = 1 << _SEQUENCE_BITS  # numbers that immediate data tells apart
+MAX_MESSAGES = 1 << _INDEX_BITS
 MAX_IN_FLIGHT = 31
-MAX_MESSAGES = 1 << 20
 MAX_COUNT = 1 << 48
 CONTROL_NBYTES = 128  # every control message fits
 
@@ -113,11 +112,31 @@ def unpack(message: bytes) -> Description | int:
     raise WireError(f"a control message of kind {kind} with {len(body)} bytes")
 
 
+def max_in_flight(size: int) -> int:
+    """Operations that a rank may have begun and not ended, counted from the oldest of them.
+
+    An operation ends only when both ring neighbours have begun it. So two ranks that are d hops
+    apart are at most d times so many operations apart, and a message of an operation that has not
+    begun here is never mistaken for one of another.
+
+    Parameters
+    ----------
+    size
+        Number of ranks; the way round a ring is at most half of it.
+    """
+    return max(1, min(MAX_IN_FLIGHT, MAX_OPERATIONS // (size // 2 + 2)))
+
+
 def pack_immediate(token: int, sequence: int, index: int) -> int:
     """Immediate data of a data message."""
-    return token << 26 | (sequence % MAX_OPERATIONS) << 20 | index
+    low = sequence % MAX_OPERATIONS
+    return token << (_SEQUENCE_BITS + _INDEX_BITS) | low << _INDEX_BITS | index
 
 
 def unpack_immediate(value: int) -> tuple[int, int, int]:
     """Token, operation modulo MAX_OPERATIONS, and index."""
-    return value >> 26, value >> 20 & 0x3F, value & 0xFFFFF
+    return (
+        value >> (_SEQUENCE_BITS + _INDEX_BITS),
+        value >> _INDEX_BITS & (MAX_OPERATIONS - 1),
+        value & (MAX_MESSAGES - 1),
+    )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from controller import __version__
 from controller.allreduce.errors import CollectiveError, MismatchError
-from controller.allreduce.link import Link, Range, memory_needed
+from controller.allreduce.link import Link, Range, completions_needed, memory_needed
 from controller.allreduce.schedule import peers
 from controller.allreduce.settings import Settings
 from controller.errors import InputError
@@ -65,10 +65,11 @@ class Wiring:
 
     def close(self) -> None:
         """Destroy queue pairs and completion queue, then give the memory back."""
-        for link in self.links:
-            link.close()
-        self.completions.close()
-        self.lease.release()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.lease.release)
+            stack.callback(self.completions.close)
+            for link in self.links:
+                stack.callback(link.close)
 
 
 def check_common(rank: int, documents: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> None:
@@ -114,15 +115,14 @@ def wire(device: Device, channel: Channel, pool: Pool, settings: Settings) -> Wi
     )
     check_common(rank, documents, common)
 
-    classes = {number: settings.traffic_classes[number] for number in sorted(settings.classes)}
+    classes = {number: settings.traffic_class(number) for number in sorted(settings.classes)}
     nbytes = memory_needed(settings.tokens, settings.chunk_nbytes, len(classes))
     with contextlib.ExitStack() as stack:
         lease = pool.lease(max(1, nbytes * len(partners)), key="allreduce/slots")
         stack.callback(lease.release)
         memory = Range(lease.addr, lease.nbytes, lease.lkey, lease.rkey)
-        # Each link: all receives, all sends, and what fail() flushes.
-        depth = 8 * nbytes // settings.chunk_nbytes + 1024
-        completions = CompletionQueue(device, min(device.max_cqe, depth * max(1, len(partners))))
+        depth = completions_needed(settings.tokens, len(classes)) * len(partners)
+        completions = CompletionQueue(device, max(1, depth))
         stack.callback(completions.close)
         links: list[Link] = []
         for place, peer in enumerate(partners):
@@ -131,7 +131,7 @@ def wire(device: Device, channel: Channel, pool: Pool, settings: Settings) -> Wi
                 completions,
                 peer,
                 classes,
-                settings.traffic_classes[CLASSES - 1],
+                settings.traffic_class(CLASSES - 1),
                 settings.tokens,
                 settings.chunk_nbytes,
                 memory.part(place * nbytes, nbytes),

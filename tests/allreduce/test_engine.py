@@ -118,6 +118,7 @@ class Group:
         self, rank: int, plan: Plan, array: np.ndarray, sequence: int, **changes: Any
     ) -> Handle:
         operation = self.operation(rank, plan, array, sequence, **changes)
+        self.engines[rank].reserve()
         self.engines[rank].submit(operation)
         return Handle(operation)
 
@@ -383,6 +384,7 @@ def test_buffers_are_released_only_after_no_peer_can_write_into_them(group: Any)
         work.array, work.memory, work.reduce, None,
         lambda: broken.extend(pair.broken for pair in pairs),
     )  # fmt: skip
+    ranks.engines[0].reserve()
     ranks.engines[0].submit(operation)
     ranks.engines[0].depart(SimpleNamespace(rank=1, kind="died", reason={}))
     error_of(Handle(operation), PeerError)
@@ -395,7 +397,7 @@ def test_buffers_are_released_only_after_no_peer_can_write_into_them(group: Any)
         ("garbage", "a control message"),
         ("credits", "credits 0x1 that it does not owe"),
         ("wild credits", "credits 0x80000000"),
-        ("future", "a description of operation 1000"),
+        ("future", "a description of operation 100000"),
         ("token", "with token 31"),
         ("index", "message 77 of test"),
         ("length", "24 bytes in message 0"),
@@ -424,7 +426,7 @@ def test_a_peer_that_breaks_the_protocol_ends_the_communicator_with_its_name(
     elif what == "wild credits":
         link.send_control(wire.pack_credits(1 << 31))
     elif what == "future":
-        future = ranks.operation(1, schedule.plan_barrier(1, 2), EMPTY, 1000).description
+        future = ranks.operation(1, schedule.plan_barrier(1, 2), EMPTY, 100_000).description
         link.send_control(future.pack())
     elif what == "token":
         data(31, 0, 0)
@@ -451,3 +453,134 @@ def test_the_rank_that_hangs_is_named_by_all_and_not_the_one_next_to_it(group: A
         assert error.rank == 3, str(error)
         assert error.waiting_for == (3,)  # type: ignore[attr-defined]
         assert "rank 3: has not called it" in str(error)
+
+
+def together(ranks: Group, body: Any) -> None:
+    """Run a program of one thread a rank; it gets the group and its rank."""
+    failures: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            body(ranks, rank)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks.size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert not failures, failures
+    assert ranks.fabric.problems == []
+
+
+def test_many_short_operations_may_pass_a_long_one(group: Any) -> None:
+    """A hundred others complete while the oldest still runs: no message is taken for another's."""
+
+    def body(ranks: Group, rank: int) -> None:
+        large = np.full(16 * 20_000, rank, np.int32)
+        plan = schedule.plan_broadcast(rank, 2, 0, large.size, 16)
+        handle = ranks.start(rank, plan, large, 0)
+        for number in range(1, 100):
+            small = np.full(4, number * (1 + rank), np.int32)
+            plan = schedule.plan_broadcast(rank, 2, 1, 4, 16)
+            ranks.start(rank, plan, small, number, root=1).wait(30)
+            assert (small == 2 * number).all()
+        handle.wait(30)
+        assert not large.any()
+
+    together(group(2, tokens=8), body)
+
+
+def test_a_rank_that_comes_late_to_many_broadcasts_breaks_nothing(group: Any) -> None:
+    def body(ranks: Group, rank: int) -> None:
+        if rank == 3:
+            time.sleep(1.0)
+        arrays = [np.full(48, number * (rank == 0), np.int32) for number in range(120)]
+        handles = [
+            ranks.start(rank, schedule.plan_broadcast(rank, 4, 0, 48, 16), array, number)
+            for number, array in enumerate(arrays)
+        ]
+        for number, handle in enumerate(handles):
+            handle.wait(30)
+            assert (arrays[number] == number).all()
+
+    together(group(4, tokens=8), body)
+
+
+def test_later_operations_leave_a_token_to_the_oldest(group: Any) -> None:
+    """What they send may wait at the peer for a rank that waits for the oldest."""
+
+    def body(ranks: Group, rank: int) -> None:
+        if rank == 3:
+            time.sleep(0.3)
+        large = np.ones(16 * 8 * 4, np.int32)
+        handles = [
+            ranks.start(rank, schedule.plan_all_reduce(RING, rank, 4, large.size, 16), large, 0)
+        ]
+        if rank == 3:
+            handles[0].wait(30)
+        smalls = [np.ones(16, np.int32) for _ in range(12)]
+        for number, small in enumerate(smalls, start=1):
+            plan = schedule.plan_reduce_scatter(Algorithm.HALVING_DOUBLING, rank, 4, 4, 16)
+            handles.append(ranks.start(rank, plan, small, number, count=4))
+        for handle in handles:
+            handle.wait(30)
+        assert (large == 4).all()
+        assert all((small[4 * rank : 4 * rank + 4] == 4).all() for small in smalls)
+
+    together(group(4, tokens=8, timeout_s=5), body)
+
+
+def test_a_release_that_fails_leaves_nobody_waiting(group: Any) -> None:
+    ranks = group(2)
+    plan = schedule.plan_barrier(0, 2)
+    operation = ranks.operation(0, plan, EMPTY, 0)
+
+    def refuse() -> None:
+        raise ValueError("the pool is closed")
+
+    operation.work = Work(EMPTY, None, None, None, refuse)
+    ranks.engines[0].reserve()
+    ranks.engines[0].submit(operation)
+    barrier(ranks, 1, 0).wait(20)
+    Handle(operation).wait(20)
+
+
+def test_a_result_that_cannot_be_used_ends_the_operation_with_the_reason(group: Any) -> None:
+    ranks = group(2)
+    operation = ranks.operation(0, schedule.plan_barrier(0, 2), EMPTY, 0)
+
+    def refuse() -> None:
+        raise ValueError("indices are not rising")
+
+    operation.work = Work(EMPTY, None, None, refuse)
+    ranks.engines[0].reserve()
+    ranks.engines[0].submit(operation)
+    barrier(ranks, 1, 0)
+    error = error_of(Handle(operation), CollectiveError)
+    assert "indices are not rising" in str(error)
+    assert ranks.engines[0].error is not None
+
+
+def test_who_waits_for_room_hears_of_a_failure(group: Any) -> None:
+    ranks = group(2)
+    for number in range(wire.max_in_flight(2)):
+        barrier(ranks, 0, number)
+    heard: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            ranks.engines[0].reserve()
+        except CollectiveError as error:
+            heard.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    assert not heard
+    ranks.engines[0].depart(SimpleNamespace(rank=1, kind="died", reason={}))
+    for thread in threads:
+        thread.join(20)
+    assert [type(error) for error in heard] == [PeerError] * 3
