@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from controller.allreduce.link import memory_needed
 from controller.allreduce.reduction import Collective, DType, Op
 from controller.allreduce.settings import Settings
 from controller.errors import UsageError
@@ -16,6 +17,7 @@ from controller.units import BYTES_FORMS, parse_bytes
 ALGORITHMS = ("auto", "ring", "halving-doubling")
 ALL = "all"
 # Names of nccl-tests for types of ours.
+_RANKS = 512  # as many as memory is set aside for
 DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 
 _DEFAULT_MIN_BYTES = 1 << 20
@@ -123,6 +125,9 @@ class BenchPlan:
         An operation that does not move for so long fails.
     chunk_bytes
         Bytes of a message at most; None: the communicator's default.
+    record
+        File on rank 0's host that takes a trace of what it asks its pool for; None: no trace. The
+        other ranks ask for the same in the same order.
     """
 
     collective: str = Collective.ALL_REDUCE.value
@@ -138,6 +143,7 @@ class BenchPlan:
     seed: int = 0
     timeout_s: float = 30.0
     chunk_bytes: int | None = None
+    record: str | None = None
 
     @property
     def max_bytes(self) -> int:
@@ -153,13 +159,22 @@ class BenchPlan:
             A value is out of range.
         """
         defaults = Settings()
-        buffer_bytes = 1 << max(20, (self.max_bytes - 1).bit_length())
+        # A random reduce-scatter's block may be rounded up to one element of each rank. Leases are
+        # blocks of powers of two.
+        rounding = 8 * _RANKS if self.random else 0
+        buffer_bytes = 1 << max(20, (self.max_bytes + rounding - 1).bit_length())
+        chunk_bytes = self.chunk_bytes or defaults.chunk_nbytes
+        links = 2 * _RANKS.bit_length()
+        slots_bytes = links * memory_needed(defaults.tokens, chunk_bytes, len(defaults.classes))
         return replace(
             defaults,
             timeout_s=self.timeout_s,
-            chunk_nbytes=self.chunk_bytes or defaults.chunk_nbytes,
+            chunk_nbytes=chunk_bytes,
             # Input, output, and the working copy of a reduce_scatter; the rest is for messages.
-            pool_nbytes=max(defaults.pool_nbytes // 2, 4 * buffer_bytes),
+            pool_nbytes=max(
+                defaults.pool_nbytes // 2,
+                4 * buffer_bytes + (1 << (slots_bytes - 1).bit_length()),
+            ),
         )
 
     def check_root(self, ranks: int) -> None:

@@ -17,19 +17,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pyverbs.pyverbs_error import PyverbsError
 
-from controller.allreduce import stall
-from controller.allreduce.errors import (
-    ClosedError,
-    CollectiveError,
-    MismatchError,
-    PeerError,
-    ProtocolError,
-    StallError,
-)
+from controller.allreduce import stall, troubles
+from controller.allreduce.errors import ClosedError, CollectiveError, PeerError, StallError
 from controller.allreduce.link import (
     CONTROL,
     CONTROL_SENT,
@@ -40,6 +33,7 @@ from controller.allreduce.link import (
     split_wr_id,
 )
 from controller.allreduce.operation import Operation
+from controller.allreduce.troubles import Departure, broken_protocol
 from controller.allreduce.wire import (
     MAX_MESSAGES,
     MAX_OPERATIONS,
@@ -69,22 +63,6 @@ STALL_REPORTS_S = 0.4
 # How long fail() waits for flushed work to say how it ended.
 FLUSH_WAIT_S = 0.5
 _FLUSHED = "WR_FLUSH_ERR"
-
-
-class Departure(Protocol):
-    """A rank that is gone, as the control channel reports it."""
-
-    @property
-    def rank(self) -> int:
-        """Which."""
-
-    @property
-    def kind(self) -> str:
-        """``abort``, ``died`` or ``left``."""
-
-    @property
-    def reason(self) -> dict[str, Any]:
-        """What an aborting rank said."""
 
 
 class Engine:
@@ -311,7 +289,7 @@ class Engine:
         self._next_sequence = sequence + 1
         for peer in operation.agree_with:
             if peer in self._gone:
-                raise self._gone_error(self._gone[peer], operation)
+                raise troubles.gone(self._gone[peer], operation.name, self._size)
         message = operation.description.pack()
         for peer in operation.agree_with:
             self._links[peer].send_control(message)
@@ -397,12 +375,8 @@ class Engine:
     def _described(self, operation: Operation, peer: int, theirs: Description) -> None:
         ours = operation.description
         if ours.agreement() != theirs.agreement():
-            raise MismatchError(
-                f"Rank {self._rank} called {operation.name}, and rank {peer} something else as its "
-                f"operation {operation.sequence}: {self._describe(ours, theirs)}.",
-                "All ranks must call the same collectives in the same order with the same "
-                "arguments.",
-                rank=peer,
+            raise troubles.disagreement(
+                self._rank, operation.name, peer, ours.sequence, self._describe(ours, theirs)
             )
         operation.described[peer] = theirs
         operation.missing_descriptions.discard(peer)
@@ -436,10 +410,10 @@ class Engine:
         try:
             content = unpack(message)
         except WireError as error:
-            raise self._protocol_error(link, str(error)) from None
+            raise broken_protocol(link.peer, str(error)) from None
         if isinstance(content, int):
             if not link.give_back(content):
-                raise self._protocol_error(link, f"credits {content:#x} that it does not owe")
+                raise broken_protocol(link.peer, f"credits {content:#x} that it does not owe")
             for waiting in list(self._operations.values()):
                 if link.peer in waiting.sends_to:
                     self._pump_peer(waiting, link)
@@ -452,15 +426,14 @@ class Engine:
             self._end_if_complete(operation)
         elif self._next_sequence <= content.sequence < self._next_sequence + _MAX_EARLY:
             self._early_descriptions.setdefault(content.sequence, {})[link.peer] = content
-        elif content.sequence > self._next_sequence:
-            raise self._protocol_error(link, f"a description of operation {content.sequence}")
-        # Else: of an operation that needed nothing from this neighbour and is complete.
+        else:
+            raise broken_protocol(link.peer, f"a description of operation {content.sequence}")
 
     def _message(self, link: Link, immediate: int, nbytes: int) -> None:
         """A data message has arrived."""
         token, low, index = unpack_immediate(immediate)
         if token >= link.tokens or link.is_owed(token):
-            raise self._protocol_error(link, f"a message with token {token}, which it has not")
+            raise broken_protocol(link.peer, f"a message with token {token}, which it has not")
         oldest = self._oldest().sequence if self._operations else self._next_sequence
         sequence = oldest + (low - oldest) % MAX_OPERATIONS
         operation = self._operations.get(sequence)
@@ -471,7 +444,7 @@ class Engine:
             early = self._early_messages.setdefault(sequence, [])
             early.append((link, index, token, nbytes))
         else:
-            raise self._protocol_error(link, f"a message of operation {sequence}, which is over")
+            raise broken_protocol(link.peer, f"a message of operation {sequence}, which is over")
 
     def _accept(
         self, operation: Operation, link: Link, index: int, token: int, nbytes: int
@@ -487,10 +460,10 @@ class Engine:
     ) -> None:
         number = operation.receive_of.get((link.peer, index))
         if number is None or operation.applied[number] or number in operation.arrived:
-            raise self._protocol_error(link, f"message {index} of {operation.name}")
+            raise broken_protocol(link.peer, f"message {index} of {operation.name}")
         receive = operation.plan.receives[number]
         if nbytes != (receive.stop - receive.start) * operation.itemsize:
-            raise self._protocol_error(link, f"{nbytes} bytes in message {index}")
+            raise broken_protocol(link.peer, f"{nbytes} bytes in message {index}")
         if operation.receive_needs[number]:
             operation.arrived[number] = token
             return
@@ -585,7 +558,7 @@ class Engine:
         self._abort(
             {
                 "error": StallError.__name__,
-                "message": f"{still}, waiting for {_list(waits)}",
+                "message": f"{still}, waiting for {troubles.listed(waits)}",
                 "waits": stall.to_json(waits),
             }
         )
@@ -598,13 +571,7 @@ class Engine:
                     reports[item.rank] = stall.from_json(item.reason["waits"], self._size)
             time.sleep(min(left_s, 0.01))
         found = stall.culprits(reports, self._rank, self._size)
-        error = StallError(
-            f"{still} at rank {self._rank} (timeout {self._timeout_s:g} s). "
-            f"Waiting for {_list(found)}.",
-            "Look at what hangs there, or allow more time.",
-            rank=next(iter(found), -1),
-            waiting_for=list(found),
-        )
+        error = troubles.stalled(still, self._rank, self._timeout_s, found)
         error.is_known_to_all = True
         return error
 
@@ -616,68 +583,23 @@ class Engine:
             self._gone[departure.rank] = departure
             for waiting in self._operations.values():
                 if departure.rank in waiting.agree_with:
-                    raise self._gone_error(departure, waiting)
+                    raise troubles.gone(departure, waiting.name, self._size)
             return
-        operation = self._oldest() if self._operations else None
-        error = self._gone_error(departure, operation)
+        error = troubles.gone(departure, self._during(), self._size)
         error.is_known_to_all = True
         raise error
 
-    def _gone_error(self, departure: Departure, operation: Operation | None) -> CollectiveError:
-        during = f" during {operation.name}" if operation else ""
-        rank = departure.rank
-        if departure.kind == "left":
-            return PeerError(
-                f"Rank {rank} has closed its communicator{during}.",
-                "All ranks must call the same collectives before they close.",
-                rank=rank,
-            )
-        if departure.kind == "died":
-            return PeerError(
-                f"Rank {rank} is gone{during}: its control connection ended.",
-                "Look at its log; then make a new communicator.",
-                rank=rank,
-            )
-        reason = departure.reason
-        about = reason.get("rank")
-        kind = _ERRORS.get(str(reason.get("error")), PeerError)
-        return kind(
-            f"Rank {rank} gave up{during}: {str(reason.get('message', 'no reason'))[:1000]}",
-            rank=about if isinstance(about, int) else rank,
-            status=str(reason.get("status", ""))[:64],
-        )
+    def _during(self) -> str:
+        return self._oldest().name if self._operations else ""
 
     def _port_error(self, status: str = "") -> PeerError:
-        return PeerError(
-            f"Port {self._device.port} of {self._device.name} at rank {self._rank} went down"
-            f"{self._during()}.",
-            "Look at its network interface and cable.",
-            rank=self._rank,
-            status=status,
-        )
-
-    def _during(self) -> str:
-        return f" during {self._oldest().name}" if self._operations else ""
+        device = self._device
+        return troubles.port_down(device.name, device.port, self._rank, self._during(), status)
 
     def _peer_error(self, peer: int, status: str) -> PeerError:
         if not self._device.is_active():
             return self._port_error(status)
-        during = self._during()
-        return PeerError(
-            f"Rank {peer} cannot be reached from rank {self._rank}{during}: a work request ended "
-            f"with {status}.",
-            "Look at that rank and at the network between them.",
-            rank=peer,
-            status=status,
-        )
-
-    @staticmethod
-    def _protocol_error(link: Link, what: str) -> ProtocolError:
-        return ProtocolError(
-            f"Rank {link.peer} sent {what}.",
-            "All ranks must run the same version of Stellar.",
-            rank=link.peer,
-        )
+        return troubles.unreachable(peer, self._rank, self._during(), status)
 
     def _fail(self, error: CollectiveError, *, tell: bool) -> None:
         """End everything with an error. Afterwards no peer reaches any buffer."""
@@ -737,13 +659,3 @@ class Engine:
                 ):
                     statuses[link.peer] = status
         return statuses
-
-
-def _list(waits: stall.Waits) -> str:
-    """For a message."""
-    return "; ".join(f"rank {rank}: {text}" for rank, text in waits.items()) or "acknowledgements"
-
-
-_ERRORS: dict[str, type[CollectiveError]] = {
-    kind.__name__: kind for kind in (MismatchError, PeerError, ProtocolError, StallError)
-}
