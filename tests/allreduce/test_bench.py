@@ -13,8 +13,12 @@ import pytest
 from controller.allreduce.bench import Bench
 from controller.allreduce.bench_pattern import Pattern
 from controller.allreduce.bench_plan import BenchPlan, make_plan, parse_size, plan_sizes
+from controller.allreduce.bench_rank import run_rank
 from controller.allreduce.bench_report import BenchResult
+from controller.allreduce.communicator import Communicator
+from controller.allreduce.environment import Placement
 from controller.allreduce.reduction import Collective, DType, Op
+from controller.allreduce.settings import Settings
 from controller.errors import UsageError
 from tests.allreduce.fake_ranks import FakeCommunicator, on_ranks
 
@@ -306,6 +310,28 @@ def test_a_plan_survives_the_command_line_of_a_rank() -> None:
     assert BenchPlan.from_text(plan.to_text()) == plan
     assert plan.settings().chunk_nbytes == 65536
     assert plan.settings().timeout_s == 1.5
+
+
+def test_a_trace_is_kept_by_the_first_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Asked(Exception):
+        pass
+
+    def create(placement: Placement, *, settings: Settings, **_: object) -> None:
+        asked.append((placement.rank, settings.record))
+        raise Asked
+
+    plan = make_plan(**options(), record="/somewhere/trace.csv")
+    assert BenchPlan.from_text(plan.to_text()) == plan
+    monkeypatch.setattr(Communicator, "create", create)
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "unix:/x"}.items():
+        monkeypatch.setenv(name, value)
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(Asked):
+            run_rank(plan)
+    assert asked == [(0, "/somewhere/trace.csv"), (1, None)]
 
 
 def test_names_of_nccl_tests_stand_for_our_types() -> None:

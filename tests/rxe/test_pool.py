@@ -15,7 +15,7 @@ import pytest
 from pyverbs.wr import SGE, SendWR
 
 from controller.dataplane.netns import in_netns
-from controller.memory import Arena, Lease, PoolConfig, PoolError, RegistrationPool
+from controller.memory import Arena, Export, Lease, PoolConfig, PoolError, RegistrationPool
 from controller.memory.chunks import DEFAULT_CHUNK_NBYTES
 from controller.memory.limits import fork_support, gather_limits
 from controller.memory.pages import Pages, map_nbytes
@@ -186,6 +186,40 @@ def test_a_buffer_of_another_owner_is_registered_in_the_background_and_written_t
         assert future.done()
         if not future.cancelled() and future.exception() is None:
             future.result().release()
+
+
+def test_a_peer_is_told_before_the_region_that_it_writes_to_is_evicted_and_cannot_write_after(
+    devices: tuple[Device, Device], link: Link, page: Lease
+) -> None:
+    config = PoolConfig(
+        capacity_nbytes=0, cache_nbytes=MIB, cache_regions=16, policy="lru", prefetch_depth=0
+    )
+    nbytes = 512 << 10
+    first, second, third = (np.zeros(nbytes, np.uint8) for _ in range(3))
+    local = page.addr, page.lkey
+    told: list[tuple[int, int]] = []
+    with RegistrationPool(devices[1].registrar, config) as pool:
+        with pool.register(first, "exported") as region:
+
+            def on_revoke(export: Export) -> None:
+                # The peer's last word: what it has under way still arrives.
+                page.view[:] = 2
+                told.append((export.rkey, link.write(local, (export.address, export.rkey), 4096)))
+
+            export = region.export(on_revoke, timeout_s=60)
+        remote = export.address, export.rkey
+        page.view[:] = 1
+        assert link.write(local, remote, 4096) == verbs.IBV_WC_SUCCESS
+        assert np.all(first[:4096] == 1) and not told
+        # Pages at both ends: only one of them fits beside it, so that it has to go.
+        pool.register(second).release()
+        with pool.register(third):
+            assert told == [(export.rkey, verbs.IBV_WC_SUCCESS)] and export.ended
+            assert np.all(first[:4096] == 2)
+            page.view[:] = 3
+            assert link.write(local, remote, 4096) == verbs.IBV_WC_REM_ACCESS_ERR
+            assert np.all(first[:4096] == 2)
+        assert pool.stats()["revocations"] == {"answered": 1, "failed": 0}
 
 
 class FarApartPages:
