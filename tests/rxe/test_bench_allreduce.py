@@ -89,13 +89,14 @@ def qps(pid: int) -> int:
     return sum(1 for entry in json.loads(text or "[]") if entry.get("state") == "RTS")
 
 
-def test_every_operation_and_type_of_every_collective_is_exact_on_three_ranks() -> None:
-    for collective in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"):
+def test_every_operation_and_type_is_exact_and_a_row_of_its_own() -> None:
+    """Of the collectives with and without an operation; the others are test_allreduce.py's."""
+    for collective in ("all_reduce", "broadcast"):
         document = bench_json(
-            "--spawn", "3", "--collective", collective, "-o", "all", "-d", "all",
+            "--spawn", "2", "--collective", collective, "-o", "all", "-d", "all",
             "-b", "30000", "-e", "30000", "-n", "1", "-w", "0",
         )  # fmt: skip
-        assert document["ranks"] == 3
+        assert document["ranks"] == 2
         assert document["wrong"] == 0
         assert all(set(row) >= KEYS and row["wrong"] == 0 for row in document["results"])
         assert {row["dtype"] for row in document["results"]} == {
@@ -107,9 +108,9 @@ def test_every_operation_and_type_of_every_collective_is_exact_on_three_ranks() 
             }  # fmt: skip
 
 
-def test_random_operations_on_four_ranks_are_all_right() -> None:
-    document = bench_json("--spawn", "4", "--random", "200", "-e", "100K", "--seed", "5")
-    assert document["random"]["operations"] == 200
+def test_random_operations_are_all_right() -> None:
+    document = bench_json("--spawn", "3", "--random", "100", "-e", "100K", "--seed", "5")
+    assert document["random"]["operations"] == 100
     assert document["random"]["wrong"] == 0
     assert document["random"]["elements"] > 100_000
     assert len(document["random"]["by_collective"]) == 4
