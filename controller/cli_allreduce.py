@@ -47,6 +47,9 @@ _ALGORITHMS = ("auto", "ring", "halving-doubling")
 @click.option("--peers", is_flag=True,
               help="Measure ib_write_bw in the same ring, and other implementations that are "
                    "installed, on the spawned hosts as well.")  # fmt: skip
+@click.option("--record", type=click.Path(dir_okay=False, writable=True, resolve_path=True),
+              metavar="FILE", help="Rank 0 writes a trace of its requests to the pool, for "
+                                   "controller pool replay; --random makes many.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0.1, 86400), default=30.0,
               show_default=True, help="Seconds after which an operation that does not move "
                                       "fails.")  # fmt: skip

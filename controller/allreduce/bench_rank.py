@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from controller.allreduce.bench import Bench, Exchange, Progress
@@ -62,12 +62,14 @@ def run_rank(
     # Brings pyverbs along: not before the arguments are known to be right.
     from controller.allreduce.communicator import Communicator
 
+    placement = Placement.from_environment(os.environ)
+    record = plan.record if placement.rank == 0 else None
     with Communicator.create(
-        Placement.from_environment(os.environ),
+        placement,
         device=device,
         gid_address=gid_address,
         tls=TlsFiles.from_environment(os.environ),
-        settings=plan.settings(),
+        settings=replace(plan.settings(), record=record),
     ) as comm:
         facts = _facts(comm, plan)
         head = BenchReport(comm.size, plan.collective, facts=facts)

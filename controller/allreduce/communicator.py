@@ -17,6 +17,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -161,7 +162,7 @@ class Communicator:
         tls, insecure, group
             As for ControlChannel.join().
         settings
-            The same on all ranks.
+            The same on all ranks, but for `record`.
 
         Raises
         ------
@@ -174,6 +175,11 @@ class Communicator:
             raise UsageError(
                 "A pool is registered with one open device.", "Pass that Device as `device`, too."
             )
+        if pool is not None and settings.record is not None:
+            raise UsageError(
+                "Settings.record is for the communicator's own pool, and another one is given.",
+                "Set PoolConfig.record of that one.",
+            )
         with contextlib.ExitStack() as stack:
             if not isinstance(device, Device):
                 device = Device(device, gid_address=gid_address)
@@ -182,7 +188,9 @@ class Communicator:
                 pool = RegistrationPool(
                     device.registrar,
                     PoolConfig(
-                        capacity_nbytes=settings.pool_nbytes, name=f"allreduce-{group}"[:64]
+                        capacity_nbytes=settings.pool_nbytes,
+                        record=None if settings.record is None else Path(settings.record),
+                        name=f"allreduce-{group}"[:64],
                     ),
                 )
                 # Also with leases out: after an error nobody has had the time to release them.

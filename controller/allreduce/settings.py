@@ -45,6 +45,9 @@ class Settings:
         registered in place beyond it.
     pool_nbytes
         Capacity of the pool that is made when none is given.
+    record
+        File that takes a trace of that pool's requests, for `controller pool replay`; this rank's
+        own. None: no trace.
     """
 
     chunk_nbytes: int = 128 * KIB
@@ -57,6 +60,7 @@ class Settings:
     queue_pair_retries: int = 6
     staged_nbytes: int = 256 * KIB
     pool_nbytes: int = 256 * MIB
+    record: str | None = None
 
     def __post_init__(self) -> None:
         _check("chunk_nbytes", self.chunk_nbytes, PAGE_NBYTES, 64 * MIB)

@@ -6,10 +6,14 @@ them is in places.py. Here: preparing and ending, threads, those who wait, and w
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import logging
 import operator
+import os
 import threading
 import time
+import warnings
+import weakref
 from collections import deque
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +37,8 @@ from controller.units import format_bytes
 
 if TYPE_CHECKING:
     from controller.verbs.registration import Registrar
+
+_LOG = logging.getLogger(__name__)
 
 # A leaked lease is noticed by whoever waits for memory within this time.
 _WAIT_STEP_S = 0.05
@@ -110,13 +116,16 @@ class Arena:
         self.numa_node = self._maker.numa_node
         self.forked = False
         self._lock = QuickLock()
-        # For those who wait; taken before the other one, never while holding that.
-        self._changed = threading.Condition(threading.Lock())
+        # For those who wait; taken before the other one, never while holding that. Reentrant, as
+        # a finalizer may release a lease while its thread is in here.
+        self._changing = threading.RLock()  # left by itself: Condition.__exit__ can be interrupted
+        self._changed = threading.Condition(self._changing)
         self._waiting = 0
         self._places = Places()
-        self._generation = 0
-        # Appended to by finalizers, which may run at any place, with the lock held or not.
-        self._leaks: deque[tuple[Chunk, int, int]] = deque()
+        self._generations = itertools.count(1)
+        # What finalizers and signal handlers left to do: they may run at any place, with the lock
+        # held or not. Blocks to give back, and generations whose lease() was interrupted.
+        self._late: deque[tuple[Chunk, int, int, bool] | int] = deque()
         self._wanted_chunks = 0
         self._failure: StellarError | None = None
         self._closed = False
@@ -125,6 +134,8 @@ class Arena:
         count = -(-capacity_nbytes // self.chunk_nbytes)
         self._maker.check(count, limits)
         watch_fork(self)
+        end = weakref.finalize(self, _tell_if_dropped, self._places, self.name, os.getpid())
+        end.atexit = False  # the kernel takes everything back with the process
         self._wanted_chunks = count
         if prepare == "background":
             self._thread = threading.Thread(
@@ -161,8 +172,12 @@ class Arena:
             self._places.set_chunks([chunk for chunk in chunks if chunk.live])
         self._notify()
         for chunk in idle:
-            with contextlib.suppress(StellarError):
+            try:
                 self._maker.drop(chunk)
+            except StellarError as error:
+                _LOG.warning("%s: %s", self.name, error)
+                with self._lock:  # for close() to try again
+                    self._places.set_chunks([*self._places.chunks, chunk])
 
     def grow(self, nbytes: int) -> None:
         """Register more: `nbytes`, rounded up to whole chunks. Leases go on meanwhile.
@@ -170,7 +185,7 @@ class Arena:
         Raises
         ------
         PoolError
-            As for the constructor; what was there before stays.
+            As for the constructor, or the arena was closed meanwhile; what was there stays.
         """
         self._require_open()
         if nbytes < 0:
@@ -179,8 +194,13 @@ class Arena:
         self._maker.check(count, None)
         made = self._maker.make_all(count)
         with self._lock:
-            self._wanted_chunks += count
-            self._places.set_chunks(self._places.chunks + made)
+            usable = not self._closed and self._failure is None
+            if usable:
+                self._wanted_chunks += count
+                self._places.set_chunks(self._places.chunks + made)
+        if not usable:
+            self._maker.drop_all(made)
+            self._require_usable()
         self._notify()
 
     @property
@@ -206,7 +226,7 @@ class Arena:
         PoolError
             Preparing failed, or the arena was closed.
         """
-        with self._changed:
+        with self._changing:
             done = self._changed.wait_for(
                 lambda: self.ready or self._failure is not None or self._closed, timeout_s
             )
@@ -228,11 +248,16 @@ class Arena:
         ------
         LeaseError
             Leases are out; names their keys. Nothing was changed.
+        RegistrationError
+            The device keeps a region: the others are gone, and this one is tried again next time.
+        PoolError
+            Called by what interrupted this thread within the arena.
         """
         if self.forked:
             return
+        self._require_outside()
         with self._lock:
-            self._collect_leaks()
+            self._collect_late()
             holders = self._places.holders()
             if holders and not force:
                 raise LeaseError(
@@ -249,19 +274,26 @@ class Arena:
             for chunk in chunks:
                 self.stats.leases_out -= len(chunk.live)
                 chunk.live.clear()
-            self._places.set_chunks([])
         errors = []
         for chunk in chunks:
+            with self._lock:
+                if chunk not in self._places.chunks:
+                    continue  # another thread closes, too
+                self._places.set_chunks([c for c in self._places.chunks if c is not chunk])
             try:
                 self._maker.drop(chunk)
-            except StellarError as error:
+            except BaseException as error:
+                with self._lock:
+                    self._places.set_chunks([*self._places.chunks, chunk])
+                if not isinstance(error, StellarError):
+                    raise
                 errors.append(error)
         if errors:
             raise errors[0]
 
     def _notify(self) -> None:
         """Wake those who wait for memory or for the end of preparation; without the lock."""
-        with self._changed:
+        with self._changing:
             self._changed.notify_all()
 
     def _require_open(self) -> None:
@@ -273,7 +305,16 @@ class Arena:
         if self._closed:
             raise PoolError(f"{self.name} is closed.", "Make another one.")
         if self._failure is not None:
-            raise self._failure
+            # One object for all: what it gathered on its way through others is not this call's.
+            raise self._failure.with_traceback(None)
+
+    def _require_outside(self) -> None:
+        """Refuse to enter where this thread already is: the books are not in order there."""
+        if self._lock.held_by_this_thread():
+            raise PoolError(
+                f"{self.name} was asked by a finalizer or a signal handler that interrupted it.",
+                "Only release leases there; do everything else elsewhere.",
+            )
 
     # ---- leases ----
 
@@ -296,44 +337,52 @@ class Arena:
         PoolExhaustedError
             Nothing that large is free; names who has it. Or it is larger than a chunk.
         PoolError, ForkError
-            The arena is closed, could not be prepared, or belongs to the parent process.
+            The arena is closed, could not be prepared, or belongs to the parent process; or this
+            was called by what interrupted this thread within the arena.
         """
         if self.forked:
             raise fork_error(self.name)
         nbytes = operator.index(nbytes)
         if nbytes < 0:
             raise UsageError(f"A lease of {nbytes} bytes; allowed: from 0.")
-        with self._lock:
-            if self._leaks:
-                self._collect_leaks()
-            if self._closed or self._failure is not None:
-                self._require_usable()
-            place = self._take(nbytes, key)
-        if place is None:
-            place = self._wait_and_take(nbytes, key, timeout_s)
-        chunk, offset, generation = place
-        if key is not None and self.stats.recorder is not None:
-            # Without a key there is nothing that could be asked for again.
-            self.stats.recorder.add(key, nbytes, self.stats.registration_us(nbytes))
-        return Lease(self, chunk, offset, nbytes, generation, key)
+        if self._lock.held_by_this_thread():
+            self._require_outside()
+        generation = next(self._generations)
+        try:
+            with self._lock:
+                if self._late:
+                    self._collect_late()
+                if self._closed or self._failure is not None:
+                    self._require_usable()
+                place = self._take(nbytes, key, generation)
+            if place is None:
+                place = self._wait_and_take(nbytes, key, generation, timeout_s)
+            if key is not None and self.stats.recorder is not None:
+                # Without a key there is nothing that could be asked for again.
+                self.stats.recorder.add(key, nbytes, self.stats.registration_us(nbytes))
+            return Lease(self, place[0], place[1], nbytes, generation, key)
+        except StellarError:
+            raise
+        except BaseException:  # Ctrl-C, anywhere in there
+            self._late.append(generation)
+            raise
 
-    def _take(self, nbytes: int, key: Hashable | None) -> tuple[Chunk, int, int] | None:
-        """Lease a block and give its generation, too; under the lock."""
+    def _take(self, nbytes: int, key: Hashable | None, generation: int) -> tuple[Chunk, int] | None:
+        """Lease a block; under the lock."""
         place = self._places.take(nbytes, key)
         if place is None:
             return None
         chunk, offset, is_home = place
-        self._generation = generation = self._generation + 1
         chunk.live[offset] = (nbytes, generation, key)
         stats = self.stats
         stats.leases += 1
         stats.leases_out += 1
         stats.lease_key_hits += is_home
-        return chunk, offset, generation
+        return chunk, offset
 
     def _wait_and_take(
-        self, nbytes: int, key: Hashable | None, timeout_s: float
-    ) -> tuple[Chunk, int, int]:
+        self, nbytes: int, key: Hashable | None, generation: int, timeout_s: float
+    ) -> tuple[Chunk, int]:
         if nbytes > self.chunk_nbytes:
             raise PoolExhaustedError(
                 f"A lease of {nbytes} bytes is larger than a chunk of {self.name} (chunk_nbytes = "
@@ -343,14 +392,14 @@ class Arena:
             )
         started_ns = time.monotonic_ns()
         deadline_ns = started_ns + round(timeout_s * 1e9)
-        with self._changed:
+        with self._changing:
             self._waiting += 1
             try:
                 while True:
                     with self._lock:
-                        self._collect_leaks()
+                        self._collect_late()
                         self._require_usable()
-                        place = self._take(nbytes, key)
+                        place = self._take(nbytes, key, generation)
                         if place is not None:
                             return place
                         left_ns = deadline_ns - time.monotonic_ns()
@@ -381,11 +430,17 @@ class Arena:
         """Release the lease of that generation; False when it is not out. For `Lease`."""
         if self.forked:
             raise fork_error(self.name)
-        with self._lock:
-            entry = chunk.live.get(offset)
-            if entry is None or entry[1] != generation:
-                return False
-            self._give_back(chunk, offset)
+        if self._lock.held_by_this_thread():
+            return self._give_back_late(chunk, offset, generation)
+        try:
+            with self._lock:
+                entry = chunk.live.get(offset)
+                if entry is None or entry[1] != generation:
+                    return False
+                self._give_back(chunk, offset)
+        except BaseException:
+            self._late.append(generation)
+            raise
         if self._waiting:
             self._notify()
         return True
@@ -395,17 +450,48 @@ class Arena:
         chunk.buddy.free(offset)
         self.stats.leases_out -= 1
 
+    def _give_back_late(self, chunk: Chunk, offset: int, generation: int) -> bool:
+        """Release a lease from within a section of the lock: when the next one begins."""
+        entry = chunk.live.get(offset)
+        if entry is None or entry[1] != generation:
+            return False
+        # Released from now on; in the same place, as what was interrupted may be looking through.
+        chunk.live[offset] = (entry[0], -generation, entry[2])
+        self._late.append((chunk, offset, -generation, False))
+        return True
+
     def leaked(self, chunk: Chunk, offset: int, generation: int) -> None:
         """Note a lease that was dropped; for its finalizer, which must not take the lock."""
-        self._leaks.append((chunk, offset, generation))
+        self._late.append((chunk, offset, generation, True))
 
-    def _collect_leaks(self) -> None:
-        while self._leaks:
-            chunk, offset, generation = self._leaks.popleft()
-            entry = chunk.live.get(offset)
-            if entry is not None and entry[1] == generation:
-                self.stats.leases_leaked += 1
-                self._give_back(chunk, offset)
+    def _collect_late(self) -> None:
+        """Do what could not be done where it was found; under the lock."""
+        while self._late:
+            late = self._late[0]  # until it is done: this may be interrupted, too
+            if isinstance(late, int):
+                self._mend(late)
+            else:
+                chunk, offset, generation, leaked = late
+                entry = chunk.live.get(offset)
+                if entry is not None and entry[1] == generation:
+                    self.stats.leases_leaked += leaked
+                    self._give_back(chunk, offset)
+            self._late.popleft()
+
+    def _mend(self, generation: int) -> None:
+        """Put the books in order after an interrupt somewhere in lease() or release().
+
+        Parameters
+        ----------
+        generation
+            Of the lease that nobody has.
+        """
+        for chunk in self._places.chunks:
+            for offset, entry in list(chunk.live.items()):
+                if entry[1] == generation:
+                    del chunk.live[offset]
+            chunk.rebuild()
+        self.stats.leases_out = sum(len(chunk.live) for chunk in self._places.chunks)
 
     # ---- questions ----
 
@@ -425,7 +511,9 @@ class Arena:
         found = self._places.at(address)
         if found is None or self.forked:
             return None
-        chunk, start, (leased_nbytes, _, _) = found
+        chunk, start, (leased_nbytes, generation, _) = found
+        if generation < 0:  # about to be given back
+            return None
         if address - chunk.address - start + nbytes > leased_nbytes:
             return None
         return chunk.lkey, chunk.rkey
@@ -457,8 +545,11 @@ class Arena:
             Also what kinds of pages and which NUMA nodes the memory has, which takes the kernel
             some milliseconds to tell.
         """
+        if self.forked:
+            raise fork_error(self.name)
+        self._require_outside()
         with self._lock:
-            self._collect_leaks()
+            self._collect_late()
             chunks = list(self._places.chunks)
             result: dict[str, Any] = {
                 "chunk_nbytes": self.chunk_nbytes,
@@ -472,3 +563,18 @@ class Arena:
         if with_pages:
             result |= report_pages([chunk.pages for chunk in chunks]).to_json()
         return result
+
+
+def _tell_if_dropped(places: Places, name: str, pid: int) -> None:
+    """Warn that an arena, which nobody can reach any more, leaves its chunks registered.
+
+    They are not deregistered here: the device may have been dropped with the pool, and libibverbs
+    looks into its memory.
+    """
+    if places.chunks and os.getpid() == pid:
+        warnings.warn(
+            f"{name} was dropped without close(): {len(places.chunks)} regions of "
+            f"{places.chunks[0].nbytes} bytes stay registered until the process ends",
+            ResourceWarning,
+            stacklevel=2,
+        )

@@ -10,8 +10,10 @@ several regions with rests between them. The thread is polite to the kernel's sc
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
+import logging
 import os
 import threading
 import time
@@ -26,15 +28,18 @@ from controller.memory.errors import PoolError
 from controller.memory.fork import fork_error, watch_fork
 from controller.memory.pages import touch_range
 from controller.memory.region_map import page_range
-from controller.verbs.registration import MemoryRegion, Registrar
+from controller.verbs.registration import MemoryRegion, Registrar, RegistrationError
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 # At the 2 to 10 GB/s at which kernels clear pages, 1 to 4 ms.
 DEFAULT_STEP_nbytes = 8 << 20
 # For a host with cores to spare. Where the transfer needs all of them (two cores for both of its
 # ends), it keeps its rate only beside a tenth: scripts/bench-registration.
 DEFAULT_BUSY_SHARE = 0.5
+# However long a step took: somebody may wait for the next one.
+MAX_REST_s = 5.0
 
 
 class Urgency(IntEnum):
@@ -54,8 +59,11 @@ def be_polite() -> None:
     SCHED_BATCH: it does not preempt a thread that polls or posts, and keeps its share of the
     processor. A lower share (SCHED_IDLE, nice 19) would be wrong: this thread takes Python's lock
     between its calls, and one that has the lock and no processor stops all the others.
+
+    Some sandboxes forbid it; the thread works all the same then.
     """
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class Job(Future[T]):
@@ -84,7 +92,7 @@ class Pacer:
     step_nbytes
         Size of a step.
     busy_share
-        In (0, 1]; 1 never rests.
+        In (0, 1]; 1 never rests. Rests are no longer than `MAX_REST_s`.
     clock
         Time in ns.
     sleep
@@ -108,15 +116,14 @@ class Pacer:
 
     def step(self, work: Callable[[], T]) -> T:
         """Work, then rest in proportion."""
-        result, rest_s = self.measured(work)
-        self.rest(rest_s)
-        return result
-
-    def measured(self, work: Callable[[], T]) -> tuple[T, float]:
-        """Work; the result, and the time in seconds to rest for it, at once or later."""
         begin_ns = self._clock()
         result = work()
-        return result, (self._clock() - begin_ns) * self._rest_per_work / 1e9
+        self.rest(self.rest_s(self._clock() - begin_ns))
+        return result
+
+    def rest_s(self, work_ns: int) -> float:
+        """The time in seconds to rest for so much work, at once or later."""
+        return min(work_ns * self._rest_per_work / 1e9, MAX_REST_s)
 
     def rest(self, rest_s: float) -> None:
         """Do nothing for so long."""
@@ -175,7 +182,8 @@ class BackgroundRegistrar:
         busy_share: float = DEFAULT_BUSY_SHARE,
         name: str = "registrar",
     ) -> None:
-        self.pacer = Pacer(step_nbytes, busy_share)
+        self._closing = threading.Event()
+        self.pacer = Pacer(step_nbytes, busy_share, sleep=self._closing.wait)
         self.forked = False
         self._registrar = registrar
         self._name = name
@@ -239,9 +247,13 @@ class BackgroundRegistrar:
                     regions.append(
                         self.pacer.step(partial(self._registrar.register, pages[0], nbytes_each))
                     )
+                job.check()  # called off during the last one: nobody will take them
             except BaseException:
                 for region in regions:
-                    self._registrar.deregister(region)
+                    try:
+                        self._registrar.deregister(region)
+                    except RegistrationError as error:
+                        _LOG.warning("%s: %s", self._name, error)
                 raise
             return regions
 
@@ -285,6 +297,7 @@ class BackgroundRegistrar:
         """
         if self.forked:
             return  # the child has no such thread, and its lock may be held for good
+        self._closing.set()  # whoever closes does not wait for a rest
         with self._changed:
             self._closed = True
             waiting, self._queue = self._queue, []

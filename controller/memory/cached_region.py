@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller.memory.errors import PoolError
 from controller.memory.export import DEFAULT_TIMEOUT_s, Export, OnRevoke
+from controller.memory.fork import fork_error
 from controller.memory.region_state import Entry
 
 if TYPE_CHECKING:
@@ -48,7 +49,11 @@ class CachedRegion:
         ------
         PoolError
             It was released before.
+        ForkError
+            This process is a child of the one that acquired it.
         """
+        if self._cache.forked:
+            raise fork_error(f"The region of the buffer at {self.address:#x}")
         entry, self._entry = self._entry, None
         if entry is None:
             raise PoolError(
@@ -74,7 +79,11 @@ class CachedRegion:
         ------
         PoolError
             The region is released.
+        ForkError
+            This process is a child of the one that acquired it.
         """
+        if self._cache.forked:
+            raise fork_error(f"The region of the buffer at {self.address:#x}")
         entry = self._entry
         if entry is None:
             raise PoolError(
@@ -93,12 +102,12 @@ class CachedRegion:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._entry is not None:
+        if self._entry is not None and not self._cache.forked:
             self.release()
 
     def __del__(self) -> None:
         entry = getattr(self, "_entry", None)
-        if entry is not None:
+        if entry is not None and not self._cache.forked:
             # Collected at any moment, maybe while this thread is in the cache: no lock here.
             self._cache._state.dropped.append(entry)
             self._cache._state.signal.put(True)

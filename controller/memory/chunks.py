@@ -6,9 +6,9 @@ bits; addresses have 64 everywhere.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from controller.errors import StellarError, UsageError
@@ -30,6 +30,8 @@ from controller.units import format_bytes
 
 if TYPE_CHECKING:
     from controller.verbs.registration import MemoryRegion, Registrar
+
+_LOG = logging.getLogger(__name__)
 
 # soft-RoCE needs 16 bytes a page in one piece of the kernel's memory: 2 MiB for this, which a
 # kernel finds after months of work, too; 4 MiB for 1 GiB, and that is the most it can give.
@@ -63,6 +65,13 @@ class Chunk:
         self.rkey = region.rkey
         self.buddy = Buddy(pages.nbytes, min(MIN_BLOCK_NBYTES, pages.nbytes))
         self.live: dict[int, Entry] = {}
+
+    def rebuild(self) -> None:
+        """Make the allocator anew from `live`: it was interrupted, and may be inconsistent."""
+        buddy = Buddy(self.nbytes, self.buddy.min_block_nbytes)
+        for offset, (nbytes, _, _) in self.live.items():
+            buddy.allocate_at(offset, nbytes)
+        self.buddy = buddy
 
 
 def chunk_size(capacity_nbytes: int, max_mr_nbytes: int, pages: str = "base") -> int:
@@ -188,9 +197,7 @@ class ChunkMaker:
             for _ in range(count):
                 made.append(self.make())
         except BaseException as error:
-            for chunk in made:
-                with contextlib.suppress(StellarError):
-                    self.drop(chunk)
+            self.drop_all(made)
             if isinstance(error, StellarError):
                 raise self.midway(len(made), count, error) from error
             raise
@@ -200,6 +207,14 @@ class ChunkMaker:
         """Deregister it; its memory goes with the last array over it."""
         self._registrar.deregister(chunk.region)
         self._stats.deregistered(chunk.nbytes)
+
+    def drop_all(self, chunks: Iterable[Chunk]) -> None:
+        """Drop what nobody got to know; what the device keeps goes to the log."""
+        for chunk in chunks:
+            try:
+                self.drop(chunk)
+            except StellarError as error:
+                _LOG.warning("%s: %s", self._name, error)
 
     def midway(self, done: int, count: int, error: StellarError) -> PoolError:
         """The error for `count` chunks of which `done` could be made."""

@@ -8,12 +8,17 @@ to answer.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from controller.errors import UsageError
+from controller.memory.fork import fork_error, watch_fork
 
 DEFAULT_TIMEOUT_s = 5.0
+# A peer that failed is left alone for so many of its timeouts while other regions can go: at worst
+# evictions wait for it a tenth of the time.
+_REST_timeouts = 10
 
 # Called with the export; returns when the peer has answered that it uses the rkey no more, and
 # raises when it refuses or cannot be reached.
@@ -58,8 +63,14 @@ class Export:
         self._on_revoke = on_revoke
         self._on_close = on_close
         self._owners = owners
-        self._lock = threading.Lock()
+        self._asking: threading.Thread | None = None
+        self._problem = ""
+        self._rests_until_s = 0.0
         self._ended = False
+        # Taken by who ends it. No lock: a finalizer may close it while its thread is at that.
+        self._end: list[None] = [None]
+        self.forked = False
+        watch_fork(self)
 
     @property
     def ended(self) -> bool:
@@ -67,16 +78,32 @@ class Export:
         return self._ended
 
     def close(self) -> None:
-        """The peer has said by itself that it is done. Twice does no harm."""
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
+        """The peer has said by itself that it is done. Twice does no harm.
+
+        Raises
+        ------
+        ForkError
+            This process is a child of the one that exported it.
+        """
+        if self.forked:
+            raise fork_error(f"The export of rkey {self.rkey:#x}")
+        try:
+            self._end.pop()
+        except IndexError:
+            return
+        self._ended = True
         self._owners = ()
         self._on_close(self)
 
+    @property
+    def failed_lately(self) -> bool:
+        """Whether the peer refused or was silent some time ago, and would be again."""
+        return not self._ended and time.monotonic() < self._rests_until_s
+
     def revoke(self) -> str:
         """Ask the peer for the rkey; wait for its answer, `timeout_s` at most.
+
+        If it has been asked before and has not answered yet, that answer is waited for.
 
         Returns
         -------
@@ -86,20 +113,23 @@ class Export:
         """
         if self._ended:
             return ""
-        problems: list[str] = []
-
-        def ask() -> None:
-            try:
-                self._on_revoke(self)
-            except Exception as error:
-                problems.append(f"{type(error).__name__}: {error}")
-            else:
-                self.close()
-
-        # No callback can be bounded from within its own thread.
-        asking = threading.Thread(target=ask, name=f"revoke-{self.rkey:#x}", daemon=True)
-        asking.start()
+        asking = self._asking
+        if asking is None or not asking.is_alive():
+            # No callback can be bounded from within its own thread.
+            asking = threading.Thread(target=self._ask, name=f"revoke-{self.rkey:#x}", daemon=True)
+            self._problem = ""
+            self._asking = asking
+            asking.start()
         asking.join(self.timeout_s)
-        if problems:
-            return problems[0]
-        return "" if self._ended else f"no answer within {self.timeout_s:g} s"
+        if self.ended:
+            return ""
+        self._rests_until_s = time.monotonic() + _REST_timeouts * self.timeout_s
+        return self._problem or f"no answer within {self.timeout_s:g} s"
+
+    def _ask(self) -> None:
+        try:
+            self._on_revoke(self)
+        except Exception as error:
+            self._problem = f"{type(error).__name__}: {error}"
+        else:
+            self.close()

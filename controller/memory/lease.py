@@ -86,7 +86,7 @@ class Lease:
     def _require_live(self) -> None:
         entry = self._chunk.live.get(self._offset)
         if entry is None or entry[1] != self.generation:
-            raise self._stale()
+            raise self.stale_error()
         if self._arena.forked:
             raise fork_error(f"Lease {self.key!r}")
 
@@ -154,9 +154,10 @@ class Lease:
             This process is a child of the one that leased it.
         """
         if not self._arena.give_back(self._chunk, self._offset, self.generation):
-            raise self._stale()
+            raise self.stale_error()
 
-    def _stale(self) -> LeaseError:
+    def stale_error(self) -> LeaseError:
+        """The error for using it after its release."""
         return LeaseError(
             f"Lease {self.key!r} of {self.nbytes} bytes at {self.addr:#x} (generation "
             f"{self.generation}) is released, or its pool is closed.",
@@ -178,10 +179,14 @@ class Lease:
 
     def __del__(self) -> None:
         # Not weakref.finalize: making one takes as long as all the rest of a lease.
-        entry = self._chunk.live.get(self._offset)
-        if entry is None or entry[1] != self.generation or self._arena.forked:
+        # Interrupted before its first lines ran, it has no attributes; the arena knows then.
+        generation = getattr(self, "generation", None)
+        if generation is None:
             return
-        self._arena.leaked(self._chunk, self._offset, self.generation)
+        entry = self._chunk.live.get(self._offset)
+        if entry is None or entry[1] != generation or self._arena.forked:
+            return
+        self._arena.leaked(self._chunk, self._offset, generation)
         warnings.warn(
             f"a lease of {self.nbytes} bytes (key {self.key!r}) was dropped without release()",
             ResourceWarning,

@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import warnings
 import weakref
 from collections.abc import Hashable
 from concurrent.futures import Future
@@ -23,13 +25,14 @@ from controller.memory.arena import Arena
 from controller.memory.background import DEFAULT_BUSY_SHARE
 from controller.memory.buffers import locate
 from controller.memory.cached_region import CachedRegion
-from controller.memory.errors import RegionInUseError
+from controller.memory.errors import LeaseError, RegionInUseError
 from controller.memory.lease import Lease, LeasedRange
 from controller.memory.limits import fork_support
 from controller.memory.policies import DEFAULT_POLICY, ONLINE_POLICIES, make_policy
 from controller.memory.pool_background import PoolBackground
 from controller.memory.prefetch import DEFAULT_DEPTH
 from controller.memory.region_cache import RegionCache
+from controller.memory.region_state import CacheState
 from controller.memory.stats import PoolStats, TraceRecorder
 from controller.memory.status_files import StatusFile
 
@@ -146,6 +149,13 @@ class RegistrationPool:
         self._arena: Arena | None = None
         self._cache: RegionCache | None = None
         self._background: PoolBackground | None = None
+        # Weakly: a pool that nobody refers to any more must not live on for its status.
+        this = weakref.ref(self)
+
+        def describe() -> dict[str, Any] | None:
+            pool = this()
+            return None if pool is None else pool.describe()
+
         with contextlib.ExitStack() as undo:
             if recorder is not None:
                 undo.callback(recorder.close)
@@ -170,20 +180,19 @@ class RegistrationPool:
                     stats=self._stats,
                     name=config.name,
                 )
+                undo.callback(self._cache.close, force=True)
+                # Handles and exports keep the cache alive, so nothing of it is in use at its end.
+                end = weakref.finalize(
+                    self._cache, _tell_if_dropped, self._cache._state, config.name, os.getpid()
+                )
+                end.atexit = False  # the kernel takes everything back with the process
                 self._background = PoolBackground(
                     self._cache,
                     prefetch_depth=config.prefetch_depth,
                     busy_share=config.background_busy_share,
                 )
+            self._status = StatusFile(describe)
             undo.pop_all()
-        # Weakly: a pool that nobody refers to any more must not live on for its status.
-        this = weakref.ref(self)
-
-        def describe() -> dict[str, Any] | None:
-            pool = this()
-            return None if pool is None else pool.describe()
-
-        self._status = StatusFile(describe)
 
     @property
     def arena(self) -> Arena:
@@ -256,6 +265,8 @@ class RegistrationPool:
         ------
         UsageError
             The buffer cannot be registered, or the pool has no cache.
+        LeaseError
+            The buffer is a view of a lease that is released.
         PoolExhaustedError, RegistrationError, ForkError
             As for `RegionCache.acquire`.
         """
@@ -285,6 +296,8 @@ class RegistrationPool:
         ------
         UsageError
             The buffer cannot be registered, or the pool has no cache.
+        LeaseError
+            The buffer is a view of a lease that is released.
         PoolError, ForkError
             The pool is closed, or belongs to the parent process.
         """
@@ -298,10 +311,18 @@ class RegistrationPool:
         return self._background.acquire(buffer, key, stream)
 
     def _leased(self, buffer: Any) -> LeasedRange | None:
-        """Keys of a buffer that lies in a lease."""
+        """Keys of a buffer that lies in a lease.
+
+        Raises
+        ------
+        LeaseError
+            It lay in one that is released: its memory is nobody's, or somebody else's.
+        """
         if self._arena is None:
             return None
         address, nbytes, owner = locate(buffer)
+        if isinstance(owner, Lease) and not owner.is_live:
+            raise owner.stale_error()
         keys = self._arena.find(address, nbytes)
         return None if keys is None else LeasedRange(address, nbytes, *keys, owner)
 
@@ -365,9 +386,17 @@ class RegistrationPool:
             Leases are out; names their keys.
         RegionInUseError
             Regions of the cache are in use. Leases cannot be taken any more then.
+        RegistrationError
+            The device keeps a region. All else is closed, and that one is tried again next time.
         """
+        problems: list[StellarError] = []
         if self._arena is not None:
-            self._arena.close(force=force)
+            try:
+                self._arena.close(force=force)
+            except LeaseError:
+                raise
+            except StellarError as error:
+                problems.append(error)
         if self._cache is not None and self._background is not None:
             self._background.stop()
             try:
@@ -375,9 +404,13 @@ class RegistrationPool:
             except RegionInUseError:
                 self._background.resume()
                 raise
+            except StellarError as error:
+                problems.append(error)
         self._status.close()
         if self._recorder is not None:
             self._recorder.close()
+        if problems:
+            raise problems[0]
 
     def __enter__(self) -> RegistrationPool:
         return self
@@ -394,3 +427,19 @@ class RegistrationPool:
         # Leases that an error left out must not keep the device busy, nor anything here hide it.
         with contextlib.suppress(StellarError):
             self.close(force=True)
+
+
+def _tell_if_dropped(state: CacheState, name: str, pid: int) -> None:
+    """Warn that a cache, which nobody can reach any more, leaves regions registered.
+
+    They are not deregistered here: the device may have been dropped with the pool, and libibverbs
+    looks into its memory.
+    """
+    regions = len(state.found) + len(state.retired)
+    if regions and not state.closed and os.getpid() == pid:
+        warnings.warn(
+            f"pool {name!r} was dropped without close(): {regions} regions of its cache stay "
+            "registered until the process ends",
+            ResourceWarning,
+            stacklevel=2,
+        )

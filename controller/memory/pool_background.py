@@ -37,7 +37,8 @@ class PoolBackground:
     def __init__(self, cache: RegionCache, *, prefetch_depth: int, busy_share: float) -> None:
         self._cache = cache
         self._depth, self._busy_share = prefetch_depth, busy_share
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._starting = False
         self._thread: BackgroundRegistrar | None = None
         self._stopped = False
         self._watch_for_work()
@@ -77,6 +78,8 @@ class PoolBackground:
 
     def resume(self) -> None:
         """Work again, when there is something to do."""
+        if self._cache.forked:
+            return
         with self._lock:
             self._stopped = False
             self._watch_for_work()
@@ -90,7 +93,7 @@ class PoolBackground:
         try:
             self._started()
         except PoolError:
-            return  # stopped just now
+            return  # stopped just now, or being started
         except RuntimeError as error:  # no more threads
             _LOG.warning("pool %s does not prefetch: %s", self._cache.name, error)
             self._cache.on_progress = None
@@ -103,16 +106,29 @@ class PoolBackground:
         with self._lock:
             if self._stopped:
                 raise PoolError(f"Pool {self._cache.name!r} is closed.", "Open a new one.")
-            if self._thread is None:
-                thread = BackgroundRegistrar(
-                    self._cache.registrar,
-                    busy_share=self._busy_share,
-                    name=f"registrar-{self._cache.name}",
+            if self._starting:  # then by this thread, which has the lock
+                raise PoolError(
+                    f"Pool {self._cache.name!r} cannot register asynchronously in a finalizer or "
+                    "signal handler whose thread is in the middle of another call of the pool.",
+                    "Do it outside of finalizers and signal handlers.",
                 )
-                self._thread = thread
-                # A pool that is dropped instead of closed must not leave its thread behind.
-                end = weakref.finalize(self, thread.close, wait=False)
-                end.atexit = False  # a daemon thread ends with the process
-                if self._depth:
-                    Prefetcher(self._cache, thread, depth=self._depth)
+            if self._thread is None:
+                self._starting = True
+                try:
+                    self._thread = self._start()
+                finally:
+                    self._starting = False
             return self._thread
+
+    def _start(self) -> BackgroundRegistrar:
+        thread = BackgroundRegistrar(
+            self._cache.registrar,
+            busy_share=self._busy_share,
+            name=f"registrar-{self._cache.name}",
+        )
+        # A pool that is dropped instead of closed must not leave its thread behind.
+        end = weakref.finalize(self, thread.close, wait=False)
+        end.atexit = False  # a daemon thread ends with the process
+        if self._depth:
+            Prefetcher(self._cache, thread, depth=self._depth)
+        return thread

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable
-from functools import partial
 from typing import Any
 
 from controller.errors import UsageError
@@ -59,7 +58,10 @@ class Prefetcher:
         self._queued = False  # what happens from here on may need another round
         for key in self._cache.candidates(self._depth):
             job.check()
-            self._background.pacer.step(partial(self._cache.prefetch, key))
+            before_ns = self._cache.registering_ns()
+            self._cache.prefetch(key)
+            pacer = self._background.pacer
+            pacer.rest(pacer.rest_s(self._cache.registering_ns() - before_ns))
 
 
 def acquire_in_background(
@@ -94,7 +96,10 @@ def acquire_in_background(
     def work(job: Job[CachedRegion]) -> CachedRegion:
         if not cache.covers(address, nbytes):
             background.pacer.touch(address, address + nbytes, job.check)
-        region, rest_s = background.pacer.measured(partial(cache.acquire, buffer, key, stream))
+        before_ns = cache.registering_ns()
+        region = cache.acquire(buffer, key, stream)
+        # Not for what it waited for: other threads, and peers that give rkeys back.
+        rest_s = background.pacer.rest_s(cache.registering_ns() - before_ns)
         # When it is done, and who waits for it has been told.
         job.add_done_callback(lambda _: background.pacer.rest(rest_s))
         try:

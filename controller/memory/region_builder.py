@@ -11,6 +11,7 @@ A range that is being registered is *pending*: who wants a part of it waits.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ from controller.memory.region_map import page_range
 from controller.memory.region_state import CacheState, Entry
 from controller.memory.stats import PoolStats
 from controller.verbs.registration import MemoryRegion, Registrar, RegistrationError
+
+# Once more after room was made on the device.
+_ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,13 @@ class RegionBuilder:
         self._state, self._evictor = state, evictor
         self._registrar, self._stats, self._clock = registrar, stats, clock
         self._name = name
+        self._spent = threading.local()
+
+    @property
+    def spent_ns(self) -> int:
+        """Time that the calling thread has spent in the device's registrations so far."""
+        spent_ns: int = getattr(self._spent, "ns", 0)
+        return spent_ns
 
     def check_size(self, start: int, end: int) -> None:
         """Refuse what can never be registered.
@@ -172,11 +183,14 @@ class RegionBuilder:
         """
         state = self._state
         (start, end), merged = (claim.start, claim.end), claim.merged
+        is_union = (start, end) != claim.asked
+        # Kept until the lock is given back: the last reference to an owner must not go under it.
+        inherited: list[Any] = []
         try:
             try:
-                region, elapsed_ns = self._reserve_and_register(start, end, ahead)
+                region, elapsed_ns = self._reserve_and_register(start, end, ahead, is_union)
             except (RegistrationError, PoolExhaustedError):
-                if (start, end) == claim.asked:
+                if not is_union:
                     raise
                 # No room for both, or what it was to be merged with is gone without notice.
                 (start, end), merged = claim.asked, []
@@ -192,7 +206,7 @@ class RegionBuilder:
                 for owner in owners:
                     state.watch(entry, owner)
                 for old in merged:
-                    self._inherit(entry, old)
+                    inherited += self._inherit(entry, old)
                 state.install(entry)
             return entry
         finally:
@@ -201,19 +215,40 @@ class RegionBuilder:
                 state.notify()
             self._evictor.sweep()
 
-    def _inherit(self, entry: Entry, old: Entry) -> None:
-        """The memory of a merged region has its owners still."""
+    def _inherit(self, entry: Entry, old: Entry) -> list[Any]:
+        """The memory of a merged region has its owners still; they are returned."""
         entry.ownerless |= old.ownerless
-        for reference in list(old.owners.values()):
-            owner = reference()
+        owners = [reference() for reference in list(old.owners.values())]
+        for owner in owners:
             if owner is None:  # died just now, and its death was told of the old region
+                entry.orphaned = True
                 self._state.dead.append(entry)
             else:
                 self._state.watch(entry, owner)
+        return owners
 
-    def _reserve_and_register(self, start: int, end: int, ahead: bool) -> tuple[MemoryRegion, int]:
+    def _reserve_and_register(
+        self, start: int, end: int, ahead: bool, is_try: bool = False
+    ) -> tuple[MemoryRegion, int]:
+        """Evict what is in the way, and register; what others need stays for a mere try.
+
+        What the device cannot take beside all that is registered it may take without some of it.
+        Pages that are pinned count, whosever they are: as many less than it is asked for suffice.
+        It does not say what is wrong, so for memory that cannot be registered at all, no more
+        than that goes in vain.
+        """
         first, behind = page_range(start, end)
-        nbytes = behind - first
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._attempt(first, behind - first, ahead)
+            except RegistrationError:
+                if ahead or is_try or attempt == _ATTEMPTS:
+                    raise
+                if not self._evictor.make_way(behind - first):
+                    raise
+        raise AssertionError
+
+    def _attempt(self, first: int, nbytes: int, ahead: bool) -> tuple[MemoryRegion, int]:
         self._evictor.reserve(nbytes, urgent=not ahead)
         begin_ns = self._clock()
         try:
@@ -222,6 +257,8 @@ class RegionBuilder:
             with self._state.lock:
                 self._state.give_back(nbytes)
             raise
-        elapsed_ns = self._clock() - begin_ns
+        finally:
+            elapsed_ns = self._clock() - begin_ns
+            self._spent.ns = self.spent_ns + elapsed_ns
         self._stats.registered(nbytes, elapsed_ns)
         return region, elapsed_ns

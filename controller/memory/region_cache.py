@@ -12,6 +12,9 @@ shows (a ctypes array at some address) takes the region with it when it dies: gi
 One lock guards what is found and counted. It is never held while the device registers, so hits go
 on meanwhile, and a second request for the same range waits for the first. A second lock lets one
 thread at a time tell the policy what happened: that is put off until somebody needs its answer.
+
+Finalizers and signal handlers may release regions and end exports anywhere. What could wait for
+their own thread, which is in the middle of a call of the cache, is refused (PoolError).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 from controller.errors import UsageError
@@ -110,12 +114,14 @@ class RegionCache:
             There is no room, and all that could go is in use; names by whom.
         RegistrationError
             The device refuses.
+        PoolError
+            A miss in a finalizer or signal handler, in the middle of another call.
         ForkError
             In a child process.
         """
-        address, nbytes, owner = locate(buffer)
         if self.forked:
             raise fork_error(f"Pool {self.name!r}")
+        address, nbytes, owner = locate(buffer)
         entry = self._find(address, address + nbytes)
         if (
             entry is not None
@@ -134,8 +140,9 @@ class RegionCache:
         if self.stats.recorder is not None:
             label = entry.label if key is None else key
             self.stats.recorder.add(label, entry.pinned_nbytes, entry.register_us)
-        if self._log.is_long():
-            self._log.deliver()
+        if self._log.is_long() and not self._state.is_busy():
+            with self._state.busy():
+                self._log.deliver()
         return CachedRegion(self, entry, address, nbytes, owner)
 
     def _find(self, start: int, end: int) -> Entry | None:
@@ -160,8 +167,11 @@ class RegionCache:
         entry.users.pop()
         state = self._state
         if entry.hidden or state.waiting:
-            with self._lock:
-                state.let_go(entry)
+            if state.holds_lock():
+                state.defer(partial(state.let_go, entry))
+            else:
+                with self._lock:
+                    state.let_go(entry)
         if state.doomed:
             self._evictor.sweep()
 
@@ -172,27 +182,29 @@ class RegionCache:
     ) -> Entry:
         state, stats = self._state, self.stats
         self._builder.check_size(address, address + nbytes)
+        self._refuse_within_calls("register memory")
         was_ahead = False
-        with self._lock:
-            entry = self._builder.wait_for(address, address + nbytes)
-            stats.gets += 1
-            if entry is not None:
-                stats.hits += 1
-                entry.users.append(None)
-                state.watch(entry, owner)
-                was_ahead, entry.prefetched = entry.prefetched, False
-                self._log.requested(entry.start, entry.pinned_nbytes, entry.register_us, stream)
+        with state.busy():
+            with self._lock:
+                entry = self._builder.wait_for(address, address + nbytes)
+                stats.gets += 1
+                if entry is not None:
+                    stats.hits += 1
+                    entry.users.append(None)
+                    state.watch(entry, owner)
+                    was_ahead, entry.prefetched = entry.prefetched, False
+                    self._log.requested(entry.start, entry.pinned_nbytes, entry.register_us, stream)
+                else:
+                    stats.misses += 1
+                    claim = self._builder.claim(address, address + nbytes)
+                    expected_us = stats.registration_us(claim.pinned_nbytes)
+                    self._log.requested(claim.start, claim.pinned_nbytes, expected_us, stream)
+            if entry is None:
+                entry = self._builder.build(claim, [owner], label)
+            elif was_ahead:
+                stats.prefetched("useful")
             else:
-                stats.misses += 1
-                claim = self._builder.claim(address, address + nbytes)
-                expected_us = stats.registration_us(claim.pinned_nbytes)
-                self._log.requested(claim.start, claim.pinned_nbytes, expected_us, stream)
-        if entry is None:
-            entry = self._builder.build(claim, [owner], label)
-        elif was_ahead:
-            stats.prefetched("useful")
-        else:
-            return entry
+                return entry
         wake = self.on_progress  # read once: its end may come at any moment
         if wake is not None:
             wake()
@@ -202,13 +214,15 @@ class RegionCache:
 
     def covers(self, address: int, nbytes: int) -> bool:
         """Whether a region has all of a range at this moment; it is not held."""
+        self._refuse_within_calls("look memory up")
         with self._lock:
             self._state.settle()
             return self._state.found.covering(address, address + nbytes) is not None
 
     def candidates(self, limit: int) -> list[Hashable]:
         """Evicted regions that the policy expects to be asked for, most urgent first."""
-        with self._log.policy() as policy:
+        self._refuse_within_calls("look ahead")
+        with self._state.busy(), self._log.policy() as policy:
             return policy.prefetch_candidates(limit)
 
     def prefetch(self, key: Hashable) -> bool:
@@ -224,34 +238,80 @@ class RegionCache:
         bool
             Whether it is registered now, and was not before.
         """
+        self._refuse_within_calls("register memory")
         state = self._state
-        with self._lock:
-            state.settle()
-            ghost = state.ghosts.get(key) if isinstance(key, int) else None
-            owners = ghost.living_owners() if ghost is not None else None
-            if ghost is None or owners is None or state.closed:
-                return False
-            start, end = ghost.start, ghost.end
-            if state.found.overlapping(start, end) or state.is_pending(start, end):
-                return False
-            claim = self._builder.claim(start, end)
-        try:
-            self._builder.build(claim, owners, ghost.label, ahead=True)
-        except (PoolError, RegistrationError):
-            return False  # who needs it will be told why
+        ghost = state.ghosts.get(key) if isinstance(key, int) else None
+        owners = ghost.living_owners() if ghost is not None else None
+        if ghost is None or owners is None:
+            with self._lock:
+                state.settle()
+            return False
+        start, end = ghost.start, ghost.end
+        with state.busy():
+            with self._lock:
+                state.settle()
+                if state.closed or state.ghosts.get(start) is not ghost:
+                    return False
+                if state.found.overlapping(start, end) or state.is_pending(start, end):
+                    return False
+                claim = self._builder.claim(start, end)
+            try:
+                self._builder.build(claim, owners, ghost.label, ahead=True)
+            except (PoolError, RegistrationError):
+                return False  # who needs it will be told why
         self.stats.prefetched("issued")
         return True
 
+    def registering_ns(self) -> int:
+        """Time that the device took for the calling thread's registrations here so far, in ns."""
+        return self._builder.spent_ns
+
     # ---- going ----
+
+    def _refuse_within_calls(self, what: str) -> None:
+        """Refuse what this thread would wait for itself with, or what a child has no part in.
+
+        Raises
+        ------
+        PoolError, ForkError
+        """
+        if self.forked:
+            raise fork_error(f"Pool {self.name!r}")
+        if self._state.is_busy():
+            raise PoolError(
+                f"Pool {self.name!r} cannot {what} in a finalizer or signal handler whose thread "
+                "is in the middle of another call of the pool.",
+                "Do it outside of finalizers and signal handlers.",
+            )
+
+    def _withdraw(self, start: int, end: int) -> PoolError:
+        """Let a range be found no more as soon as this thread goes on; the error for who asked."""
+        self._state.dead.append((start, end))
+        self._state.signal.put(True)
+        return PoolError(
+            f"Memory at {start:#x} ({end - start} bytes) is not deregistered yet: pool "
+            f"{self.name!r} was told by a finalizer or signal handler whose thread is in the "
+            "middle of another call of the pool. No request finds it any more, and it is "
+            "deregistered as soon as nobody uses it.",
+            "Invalidate outside of finalizers and signal handlers, and free the memory afterwards.",
+        )
 
     def _export(
         self, handle: CachedRegion, entry: Entry, on_revoke: OnRevoke, timeout_s: float
     ) -> Export:
+        state = self._state
+
+        def forget(export: Export) -> None:
+            entry.exports.remove(export)
+            state.doom(entry)
+            state.notify()
+
         def ended(export: Export) -> None:
+            if state.holds_lock():
+                state.defer(partial(forget, export))
+                return
             with self._lock:
-                entry.exports.remove(export)
-                self._state.doom(entry)
-                self._state.notify()
+                forget(export)
             self._evictor.sweep()
 
         owners = [reference() for reference in list(entry.owners.values())]
@@ -259,8 +319,8 @@ class RegionCache:
             handle.address, handle.nbytes, handle.rkey, handle.generation, on_revoke, timeout_s,
             (handle._owner, *owners), ended,
         )  # fmt: skip
-        with self._lock:
-            entry.exports.append(export)
+        # Without the lock: `handle` is a user of the entry, so it cannot go meanwhile.
+        entry.exports.append(export)
         return export
 
     def invalidate(self, buffer: Any, timeout_s: float = 0.0) -> int:
@@ -283,20 +343,27 @@ class RegionCache:
         RegionInUseError
             A region is in use, or a peer did not give an rkey back: don't free the memory. The
             message says who.
+        RegistrationError
+            The device keeps a region; the others went.
+        PoolError
+            In a finalizer or signal handler, in the middle of another call: it goes later.
         """
-        address, nbytes, _ = locate(buffer)
         if self.forked:
             raise fork_error(f"Pool {self.name!r}")
+        address, nbytes, _ = locate(buffer)
         end = address + nbytes
         state = self._state
+        if state.holds_lock():
+            raise self._withdraw(address, end)
         with self._lock, state.expecting_releases():
             entries = self._idle(address, end, time.monotonic() + timeout_s)
             for entry in entries:
                 state.mark_leaving(entry)
             state.forget_ghosts(address, end)
-        kept = [
-            entry for entry in entries if not self._evictor.expel(entry, "invalidated", forget=True)
-        ]
+        with state.busy():
+            kept, error = self._evictor.expel_all(entries, "invalidated", forget=True)
+        if error is not None:
+            raise error
         if kept:
             raise RegionInUseError(
                 f"Memory at {address:#x} ({nbytes} bytes) is still registered: "
@@ -322,6 +389,8 @@ class RegionCache:
                     )
                 state.wait(left_s)
             elif state.is_pending(start, end) or any(entry.leaving for entry in entries):
+                if state.is_in_call():
+                    raise self._withdraw(start, end)
                 state.wait()  # ends by itself
             else:
                 return entries
@@ -338,39 +407,44 @@ class RegionCache:
         ------
         RegionInUseError
             Something is in use, or a peer keeps an rkey; the cache stays open.
+        RegistrationError
+            The device keeps a region; the others are gone, and closing may be tried again.
         """
-        if self.forked:
-            raise fork_error(f"Pool {self.name!r}")
+        self._refuse_within_calls("be closed")
         state = self._state
         with self._lock:
             if state.closed:
                 return
             state.closed = True  # no new registrations
+        try:
+            with state.busy():
+                self._deregister_all(force)
+        except BaseException:
+            state.closed = False
+            raise
+        self._end()
+        self._evictor.sweep()
+
+    def _deregister_all(self, force: bool) -> None:
+        state = self._state
+        with self._lock:
             while state.pending or state.leaving:
                 state.wait()
             state.settle()
             entries = state.registered()
             used = [entry for entry in entries if entry.references]
             if used and not force:
-                state.closed = False
                 raise RegionInUseError(
                     f"Pool {self.name!r} cannot be closed: {holders_text(used)}.",
                     "Release all regions first, or close by force.",
                 )
             for entry in entries:
                 state.mark_leaving(entry)
-        kept = []
-        for entry in entries:
-            if force:
-                self._evictor.force(entry, "closed")
-            elif not self._evictor.expel(entry, "closed", forget=True):
-                kept.append(entry)
+        kept, error = self._evictor.expel_all(entries, "closed", forget=True, force=force)
+        if error is not None:
+            raise error
         if kept:
-            with self._lock:
-                state.closed = False
             raise RegionInUseError(
                 f"Pool {self.name!r} cannot be closed: {holders_text(kept)}.",
                 "Let the peers give their rkeys back, or close by force.",
             )
-        self._end()
-        self._evictor.sweep()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from controller.memory.errors import PoolExhaustedError
+from controller.memory.fork import watch_fork
 from controller.memory.policy_log import PolicyLog
 from controller.memory.region_state import CacheState, Entry
 from controller.memory.stats import PoolStats
@@ -61,6 +62,8 @@ class Evictor:
         self._state, self._log = state, log
         self._registrar, self._stats = registrar, stats
         self._name = name
+        self.forked = False
+        watch_fork(self)
 
     def reserve(self, nbytes: int, urgent: bool = True) -> None:
         """Make room for a region of whole pages, and reserve it.
@@ -75,7 +78,7 @@ class Evictor:
         Raises
         ------
         PoolExhaustedError
-            Nothing that could go is out of use.
+            What could go is out of use by too little; nothing of it goes then.
         """
         state = self._state
         refused: set[Entry] = set()
@@ -88,14 +91,10 @@ class Evictor:
                     return
             victims = self._choose(too_many_bytes, too_many_regions, refused, urgent)
             reason = "bytes" if too_many_bytes > 0 else "regions"
-            for victim in victims:
-                try:
-                    went = self.expel(victim, reason, forget=False)
-                except RegistrationError as error:
-                    _LOG.warning("pool %s: %s", self._name, error)
-                    went = False
-                if not went:
-                    refused.add(victim)
+            kept, error = self.expel_all(victims, reason, forget=False)
+            if error is not None:
+                _LOG.warning("pool %s: %s", self._name, error)
+            refused.update(kept)
             if victims:
                 continue
             with state.lock:
@@ -106,45 +105,133 @@ class Evictor:
                 raise PoolExhaustedError(
                     f"Pool {self._name!r} has no room for a region of {nbytes} bytes: "
                     f"{state.pinned_nbytes} of {state.capacity_bytes} bytes and {state.regions} of "
-                    f"{state.max_regions} regions are registered, and all of them are in use by "
-                    f"{users or 'registrations under way'}.",
+                    f"{state.max_regions} regions are registered, and what is out of use is not "
+                    f"enough; in use: {users or 'by registrations under way'}.",
                     "Release regions after their last work request, or give the cache more room.",
                 )
 
+    def make_way(self, nbytes: int) -> bool:
+        """Deregister idle regions of so much in all, or what there is, whatever the limits say.
+
+        The device may run out before the cache does (RLIMIT_MEMLOCK below its capacity).
+
+        Returns
+        -------
+        bool
+            Whether anything went.
+        """
+        victims = self._choose(nbytes, 0, set(), urgent=True, partly=True)
+        kept, error = self.expel_all(victims, "device", forget=False)
+        if error is not None:
+            _LOG.warning("pool %s: %s", self._name, error)
+        return len(kept) < len(victims)
+
     def _choose(
-        self, too_many_bytes: int, too_many_regions: int, refused: set[Entry], urgent: bool
+        self,
+        too_many_bytes: int,
+        too_many_regions: int,
+        refused: set[Entry],
+        urgent: bool,
+        partly: bool = False,
     ) -> list[Entry]:
-        """Mark as leaving what has to go for so much room, or what there is of it."""
+        """Mark as leaving what has to go for so much room.
+
+        If there is not enough, that is nothing; or, with `partly`, what there is.
+        """
         state = self._state
         chosen: list[Entry] = []
+        reluctant: list[Entry] = []
 
-        def take(entry: Entry | None) -> None:
-            nonlocal too_many_bytes
+        sum_nbytes = 0
+
+        def is_enough() -> bool:
+            return sum_nbytes >= too_many_bytes and len(chosen) >= too_many_regions
+
+        def take(entry: Entry | None, at_any_price: bool = False) -> None:
+            nonlocal sum_nbytes
             if entry is None or entry.references or entry.leaving or entry in refused:
                 return
-            if entry.prefetched and not urgent:
+            # What nobody waits for must not wait for a peer, nor take from its like.
+            if not urgent and (entry.prefetched or entry.exports):
+                return
+            if not at_any_price and any(export.failed_lately for export in entry.exports):
+                reluctant.append(entry)
                 return
             state.mark_leaving(entry)
             chosen.append(entry)
-            too_many_bytes -= entry.pinned_nbytes
+            sum_nbytes += entry.pinned_nbytes
 
-        def is_enough() -> bool:
-            return too_many_bytes <= 0 and len(chosen) >= too_many_regions
-
-        with state.lock:
-            # Exported, else they were gone: useless to this host, so they go first.
-            for entry in list(state.retired):
-                if not is_enough():
-                    take(entry)
-        if is_enough():
-            return chosen
-        with self._log.policy() as policy:
-            for key in policy.victims():
+        # All of it with the policy's lock: two threads that each mark a part, and give it back as
+        # it is not enough, would both find nothing.
+        with state.busy(), self._log.policy() as policy:
+            is_done = False
+            try:
                 with state.lock:
-                    take(state.at(key))
-                if is_enough():
-                    break
+                    # Exported, else they were gone: useless to this host, so they go first.
+                    for entry in list(state.retired):
+                        if not is_enough():
+                            take(entry)
+                if not is_enough():
+                    for key in policy.victims():
+                        with state.lock:
+                            take(state.at(key))
+                        if is_enough():
+                            break
+                with state.lock:
+                    for entry in reluctant:
+                        if not is_enough():
+                            take(entry, at_any_price=True)
+                is_done = partly or is_enough()
+            finally:
+                if not is_done:
+                    with state.lock:
+                        for entry in chosen:
+                            state.stay(entry)
+                    chosen = []
         return chosen
+
+    def expel_all(
+        self, entries: Sequence[Entry], reason: str, forget: bool, force: bool = False
+    ) -> tuple[list[Entry], RegistrationError | None]:
+        """Revoke and deregister regions that are marked as leaving, each whatever the others do.
+
+        Parameters
+        ----------
+        entries
+            None of them is marked any more in the end, whatever happens.
+        reason, forget
+            As for `expel`.
+        force
+            Whoever uses them.
+
+        Returns
+        -------
+        list of Entry, RegistrationError or None
+            Those that are registered still, and the device's first refusal.
+        """
+        kept: list[Entry] = []
+        first_error: RegistrationError | None = None
+        done = 0
+        try:
+            for entry in entries:
+                try:
+                    went = self.force(entry, reason) if force else self.expel(entry, reason, forget)
+                except RegistrationError as error:
+                    first_error = first_error or error
+                    went = False
+                if not went:
+                    kept.append(entry)
+                done += 1
+        finally:
+            if done < len(entries):  # interrupted
+                with self._state.lock:
+                    for entry in entries[done:]:
+                        if entry.leaving:
+                            if entry.hidden:
+                                self._state.retired.add(entry)
+                            self._state.stay(entry)
+                self._state.signal.put(True)
+        return kept, first_error
 
     def expel(self, entry: Entry, reason: str, forget: bool) -> bool:
         """Revoke and deregister a region that is marked as leaving.
@@ -160,7 +247,7 @@ class Evictor:
             The device keeps it; it is out of reach, and counted, and tried again later.
         """
         state = self._state
-        revoked = self._revoke(entry)
+        revoked = self._revoke(entry)  # interrupted, it is still marked: see expel_all
         with state.lock:
             if not revoked or entry.references or entry.exports:
                 state.stay(entry)
@@ -187,23 +274,44 @@ class Evictor:
                 return False
         return True
 
-    def force(self, entry: Entry, reason: str) -> None:
-        """Deregister a region that is marked as leaving, whoever uses it."""
+    def force(self, entry: Entry, reason: str) -> bool:
+        """Deregister a region that is marked as leaving, whoever uses it; True.
+
+        Raises
+        ------
+        RegistrationError
+            As for `expel`.
+        """
         with self._state.lock:
             self._state.hide(entry, reason)
         self._deregister(entry)
+        return True
 
     def sweep(self) -> None:
         """Deregister what went out of use, and what died; log what the device keeps."""
+        if self.forked:
+            return
         state = self._state
+        if state.holds_lock():  # a call within a call
+            state.signal.put(True)
+            return
         with state.lock:
             state.settle()
-            doomed, state.doomed = state.doomed, []
-        for entry in doomed:
+        while state.doomed:
+            try:
+                # One by one: if this thread is interrupted, the next one finds the others.
+                entry = state.doomed.pop()
+            except IndexError:  # another thread has taken the last
+                return
             try:
                 self._deregister(entry)
             except RegistrationError as error:
                 _LOG.warning("pool %s: %s", self._name, error)
+            except BaseException:
+                if entry.leaving and entry.mr is not None:  # not even begun
+                    state.doomed.append(entry)
+                state.signal.put(True)
+                raise
 
     def _deregister(self, entry: Entry) -> None:
         state = self._state
@@ -212,7 +320,7 @@ class Evictor:
         assert region is not None
         try:
             self._registrar.deregister(region)
-        except RegistrationError:
+        except Exception:
             with state.lock:
                 entry.mr = region
                 state.ghosts.pop(entry.start, None)
@@ -221,8 +329,14 @@ class Evictor:
                 entry.leaving = False
                 state.notify()
             raise
-        with state.lock:
-            state.gone(entry)
+        except BaseException:  # Ctrl-C, which is seen when the call into the device has returned
+            self._gone(entry)
+            raise
+        self._gone(entry)
+
+    def _gone(self, entry: Entry) -> None:
+        with self._state.lock:
+            self._state.gone(entry)
         self._stats.deregistered(entry.pinned_nbytes)
 
 

@@ -6,6 +6,10 @@ the kernel has no vDSO (15 µs in the lab kernel, five times the hit). A hit add
 entry's users and looks afterwards whether the entry is `hidden` or `leaving`; who hides an entry or
 lets it leave says so first and looks for users afterwards. Single operations of deques, lists and
 attributes are atomic in CPython, so at least one of the two sees the other.
+
+A finalizer that the garbage collector runs, or a signal handler, may come to the cache while its
+own thread has the lock. What it lets go is put into `later` then, and what would have to wait is
+refused: the thread cannot wait for itself.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -45,6 +49,8 @@ class Entry:
         The objects whose memory it is, weakly, by id.
     ownerless
         Somebody named some of its memory by address only: nobody can know whether it is alive.
+    orphaned
+        An owner has died.
     leaving
         A thread is about to deregister it.
     prefetched
@@ -52,8 +58,8 @@ class Entry:
     """
 
     __slots__ = (
-        "end", "exports", "generation", "hidden", "label", "leaving", "mr", "ownerless", "owners",
-        "pinned_nbytes", "prefetched", "register_us", "start", "users",
+        "end", "exports", "generation", "hidden", "label", "leaving", "mr", "orphaned",
+        "ownerless", "owners", "pinned_nbytes", "prefetched", "register_us", "start", "users",
     )  # fmt: skip
 
     def __init__(self, start: int, end: int, label: Hashable) -> None:
@@ -66,7 +72,8 @@ class Entry:
         self.users: deque[None] = deque()
         self.exports: list[Export] = []
         self.owners: dict[int, weakref.ref[Any]] = {}
-        self.ownerless = self.hidden = self.leaving = self.prefetched = False
+        self.ownerless = self.orphaned = False
+        self.hidden = self.leaving = self.prefetched = False
 
     @property
     def registered(self) -> MemoryRegion:
@@ -79,8 +86,16 @@ class Entry:
         """Handles out."""
         return len(self.users)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its memory is known to be; takes hold of no owner, so is good under the lock."""
+        return bool(self.owners) and not self.ownerless and not self.orphaned
+
     def living_owners(self) -> list[Any] | None:
-        """Its owners, alive as long as the list is; None when one is dead or not known."""
+        """Its owners, alive as long as the list is; None when one is dead or not known.
+
+        Not under the lock: whoever drops the list may be the last to hold one.
+        """
         living = [reference() for reference in list(self.owners.values())]
         unknown = self.ownerless or not living or any(owner is None for owner in living)
         return None if unknown else living
@@ -116,6 +131,10 @@ class CacheState:
         Ranges being registered.
     leaving
         Number of entries that some thread is about to deregister.
+    dead
+        Entries whose owner died, and ranges whose memory is going; hits stop until it is settled.
+    later
+        What calls within calls have left to do.
     signal
         Wakes whoever must look after deaths: finalizers may put into it anywhere.
     """
@@ -124,7 +143,8 @@ class CacheState:
         self, capacity_bytes: int, max_regions: int, log: PolicyLog, stats: PoolStats
     ) -> None:
         self.capacity_bytes, self.max_regions = capacity_bytes, max_regions
-        self.lock = threading.Lock()
+        # Reentrant, as such a lock knows its holder: that is what nested calls are told apart by.
+        self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self.pinned_nbytes = self.regions = self.leaving = 0
         self.found: RegionMap[Entry] = RegionMap()
@@ -137,10 +157,48 @@ class CacheState:
         self.waiting = 0
         # Finalizers run anywhere, this lock or another held: they append, and the next caller
         # reads. A hit looks here first, so it never finds the memory of something that died.
-        self.dead: deque[Entry] = deque()
+        self.dead: deque[Entry | tuple[int, int]] = deque()
         self.dropped: deque[Entry] = deque()
+        self.later: deque[Callable[[], object]] = deque()
         self.signal: SimpleQueue[bool] = SimpleQueue()
+        self._busy: set[int] = set()
         self._log, self._stats = log, stats
+
+    # ---- calls within calls ----
+
+    def holds_lock(self) -> bool:
+        """Whether the calling thread has the lock: its call came in the middle of another one."""
+        try:
+            self._changed.notify(0)
+        except RuntimeError:  # not its holder
+            return False
+        return True
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """The calling thread does what others of its own calls must not wait for."""
+        thread = threading.get_ident()
+        if thread in self._busy:
+            yield
+            return
+        try:
+            self._busy.add(thread)
+            yield
+        finally:
+            self._busy.discard(thread)
+
+    def is_in_call(self) -> bool:
+        """Whether the calling thread is within `busy`."""
+        return threading.get_ident() in self._busy
+
+    def is_busy(self) -> bool:
+        """Whether it is, or has the lock."""
+        return self.is_in_call() or self.holds_lock()
+
+    def defer(self, action: Callable[[], object]) -> None:
+        """Do something under the lock, when the calling thread has let go of it."""
+        self.later.append(action)
+        self.signal.put(True)
 
     # ---- waiting ----
 
@@ -213,6 +271,7 @@ class CacheState:
         dead, signal = self.dead, self.signal
 
         def died(_: weakref.ref[Any]) -> None:
+            entry.orphaned = True
             dead.append(entry)
             signal.put(True)
 
@@ -268,7 +327,7 @@ class CacheState:
         if entry.prefetched:
             entry.prefetched = False
             self._stats.prefetched("wasted")
-        forget = forget or entry.living_owners() is None
+        forget = forget or not entry.is_alive
         self._log.removed(entry.start, forget)
         if not forget:
             self.ghosts[entry.start] = entry
@@ -296,13 +355,23 @@ class CacheState:
             del self.ghosts[entry.start]
             self._log.removed(entry.start, True)
 
+    def withdraw(self, start: int, end: int) -> None:
+        """The memory in a range is going, whoever uses it: let nobody else find it."""
+        self.forget_ghosts(start, end)
+        for entry in self.found.overlapping(start, end):
+            self.retire(entry, "invalidated")
+
     def settle(self) -> None:
         """Act on what finalizers have left: handles dropped, owners dead."""
+        while self.later:
+            self.later.popleft()()
         while self.dropped:
             self.release(self.dropped.popleft())
         while self.dead:
             entry = self.dead[0]  # hits without the lock must see it until it is hidden
-            if self.ghosts.get(entry.start) is entry:
+            if isinstance(entry, tuple):
+                self.withdraw(*entry)
+            elif self.ghosts.get(entry.start) is entry:
                 del self.ghosts[entry.start]
                 self._log.removed(entry.start, True)
             elif self.at(entry.start) is entry:

@@ -7,6 +7,8 @@ cache's. What is rare (a registration takes microseconds to seconds) takes a loc
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
 import threading
 from collections.abc import Hashable
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any, TextIO
 
 from controller.errors import UsageError
 from controller.memory.fork import watch_fork
+
+_LOG = logging.getLogger(__name__)
 
 # Lines kept before they are written: a write every some thousand requests costs nothing.
 _BUFFERED_LINES = 4096
@@ -42,7 +46,8 @@ class PoolStats:
         self.leases = self.lease_key_hits = self.leases_out = self.leases_leaked = 0
         self.lease_wait_ns = 0
         self.recorder = recorder
-        self._lock = threading.Lock()
+        # Reentrant, as the recorder's: a finalizer that runs in here may lease.
+        self._lock = threading.RLock()
         self._registrations = self._deregistrations = 0
         self._registration_ns = self._registration_max_ns = self._registered_nbytes = 0
         self._pinned_nbytes = self._pinned_peak_nbytes = self._regions = 0
@@ -130,6 +135,9 @@ def _key_text(key: Hashable) -> str:
 class TraceRecorder:
     """Writes ``key,bytes,register_us``, one request a line, as `controller pool replay` reads it.
 
+    A full disk ends the trace, and nothing else: who leases for a training step must not fail by
+    it. The log says so.
+
     Parameters
     ----------
     path
@@ -148,8 +156,9 @@ class TraceRecorder:
             raise UsageError(
                 f"Trace {path} cannot be written: {error.strerror}.", "Name another file to record."
             ) from None
+        self._path = path
         self._lines: list[tuple[Hashable, int, float]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.forked = False
         watch_fork(self)
         atexit.register(self.close)
@@ -166,7 +175,7 @@ class TraceRecorder:
         register_us
             Time that registering it takes, whether or not it had to be done.
         """
-        if nbytes <= 0:
+        if nbytes <= 0 or self._file is None:
             return
         with self._lock:
             self._lines.append((key, nbytes, register_us))
@@ -175,12 +184,18 @@ class TraceRecorder:
 
     def _write(self) -> None:
         lines, self._lines = self._lines, []
-        if self._file is not None:
-            self._file.writelines(
-                f"{_key_text(key)},{nbytes},{us:.3f}\n" for key, nbytes, us in lines
-            )
+        file = self._file
+        if file is None:
+            return
+        try:
+            file.writelines(f"{_key_text(key)},{nbytes},{us:.3f}\n" for key, nbytes, us in lines)
             # What a child inherited in the file's buffer it would write once more.
-            self._file.flush()
+            file.flush()
+        except OSError as error:
+            self._file = None
+            _LOG.warning("trace %s ends here: %s", self._path, error.strerror)
+            with contextlib.suppress(OSError):  # it tries to write what is left
+                file.close()
 
     def close(self) -> None:
         """Write the rest and close the file. Twice does no harm."""
@@ -188,7 +203,8 @@ class TraceRecorder:
             return
         with self._lock:
             self._write()
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            file, self._file = self._file, None
+            if file is not None:
+                with contextlib.suppress(OSError):  # all of it is written: a late word of NFS
+                    file.close()
         atexit.unregister(self.close)

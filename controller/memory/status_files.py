@@ -61,6 +61,22 @@ def readable_directories(run_dir: Path) -> list[Path]:
     return found
 
 
+def _may_own(uid: int, pid: int) -> bool:
+    """Whether a file of that owner can be about that process: root's, or its own user's.
+
+    By its status, not by the owner of its directory: that is root once it has capabilities.
+    """
+    if uid == 0:
+        return True
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    # proc(5): real, effective, saved and file system user.
+    found = re.search(r"^Uid:\s+(.*)$", text, re.MULTILINE)
+    return found is not None and str(uid) in found[1].split()
+
+
 def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None when there is none of that number."""
     try:
@@ -72,6 +88,14 @@ def start_ticks(pid: int) -> int | None:
 
 
 # ---- writing ----
+
+
+def _own_name() -> str:
+    """Of this process; empty where the kernel does not tell."""
+    try:
+        return Path("/proc/self/comm").read_text(errors="replace").strip()[:_MAX_TEXT]
+    except OSError:
+        return ""
 
 
 class StatusFile:
@@ -98,7 +122,7 @@ class StatusFile:
             "schema": SCHEMA,
             "pid": os.getpid(),
             "start_ticks": start_ticks(os.getpid()) or 0,
-            "command": Path("/proc/self/comm").read_text(errors="replace").strip()[:_MAX_TEXT],
+            "command": _own_name(),
         }
         self._complained = False
         self._end = threading.Event()
@@ -109,8 +133,14 @@ class StatusFile:
             return
         self._write()
         atexit.register(self.close)
-        self._thread = threading.Thread(target=self._run, name="pool-status", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="pool-status", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads
+            self._complain(error)
+            self._remove()
+            return
+        self._thread = thread
 
     @property
     def path(self) -> Path | None:
@@ -121,6 +151,9 @@ class StatusFile:
         while not self._end.wait(INTERVAL_S):
             if not self._write():
                 break
+        self._remove()
+
+    def _remove(self) -> None:
         if self.path is not None:
             try:
                 self.path.unlink(missing_ok=True)
@@ -128,24 +161,28 @@ class StatusFile:
                 _log.debug("pool status %s stays: %s", self.path, error)
         atexit.unregister(self.close)
 
+    def _complain(self, error: Exception) -> None:
+        """Once: the next second would say the same."""
+        if not self._complained:
+            self._complained = True
+            _log.debug("pool status is not published: %s", error)
+
     def _write(self) -> bool:
         """Replace the file in one step; False when the pool is gone."""
-        described = self._describe()
-        if described is None:
-            return False
-        document = {**self._process, "updated_s": time.time(), **described}
         assert self._directory is not None
         temporary = self._directory / f".{self._name}.new"
         try:
+            described = self._describe()
+            if described is None:
+                return False
+            document = {**self._process, "updated_s": time.time(), **described}
             self._make_directory(self._directory)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
             with os.fdopen(os.open(temporary, flags, 0o600), "w") as file:
                 json.dump(document, file)
             temporary.replace(self._directory / f"{self._name}.json")
-        except OSError as error:
-            if not self._complained:
-                self._complained = True
-                _log.debug("pool status is not published: %s", error)
+        except Exception as error:  # whatever it is: a pool works without its status
+            self._complain(error)
         return True
 
     @staticmethod
@@ -153,8 +190,14 @@ class StatusFile:
         """For its owner only, as the controller makes its run directory."""
         for each in (directory.parent, directory):
             each.mkdir(mode=0o700, exist_ok=True)
-        if directory.stat().st_uid != os.geteuid():
+        # Not followed: others may make links where the parent is open to them.
+        status = directory.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise PermissionError(f"{directory} is no directory")
+        if status.st_uid != os.geteuid():
             raise PermissionError(f"{directory} belongs to somebody else")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"{directory} can be written by others")
 
     def close(self) -> None:
         """Remove the file. Twice does no harm."""
@@ -273,7 +316,8 @@ def _read(path: Path) -> tuple[dict[str, Any], int]:
 def read_pools(directories: Iterable[Path]) -> list[dict[str, Any]]:
     """The pools of all processes that run now.
 
-    Files of processes that are gone are left out, and removed when they are ours.
+    Files of processes that are gone are left out, and removed when they are ours. Those that one
+    user wrote about a process of another are left out, too.
 
     Parameters
     ----------
@@ -302,6 +346,9 @@ def read_pools(directories: Iterable[Path]) -> list[dict[str, Any]]:
             if start_ticks(document["pid"]) != document["start_ticks"]:
                 if uid == os.geteuid():
                     path.unlink(missing_ok=True)
+                continue
+            if not _may_own(uid, document["pid"]):
+                _log.debug("%s is about a process of somebody else", path)
                 continue
             pools.append(document)
     return sorted(pools, key=lambda pool: (pool["pid"], pool["name"]))

@@ -31,7 +31,8 @@ ROOMY = Limits(
 class FakeRegistrar:
     """Remembers what is registered; refuses from the `fails_at`-th region on.
 
-    While `gate` is there, a registration waits until it is set.
+    While `gate` is there, a registration waits until it is set. Deregistrations of the regions in
+    `kept` (by lkey) are refused.
     """
 
     fails_at: int = 1 << 30
@@ -40,6 +41,7 @@ class FakeRegistrar:
     gate: threading.Event | None = None
     regions: dict[int, MemoryRegion] = field(default_factory=dict)  # by lkey
     registered: int = 0
+    kept: set[int] = field(default_factory=set)
 
     @property
     def limits(self) -> DeviceLimits:
@@ -59,6 +61,8 @@ class FakeRegistrar:
         return self.register(address, nbytes)
 
     def deregister(self, region: MemoryRegion) -> None:
+        if region.lkey in self.kept:
+            raise RegistrationError("fake0 keeps the region.")
         del self.regions[region.lkey]
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
+import sys
 import threading
 import time
+import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +26,7 @@ from controller.memory.arena import Arena
 from controller.memory.chunks import chunk_size
 from controller.memory.errors import ForkError, LeaseError, PoolError, PoolExhaustedError
 from controller.memory.lease import Lease
+from controller.verbs.registration import RegistrationError
 from tests.memory.fakes import GIB, MIB, ROOMY, FakeRegistrar, RepeatedPages
 
 
@@ -451,6 +457,188 @@ def test_closing_is_refused_while_leases_are_out_and_names_them(
         lease.release()
 
 
+def test_a_chunk_that_the_device_keeps_does_not_keep_the_others_and_goes_at_the_next_close(
+    arena: Arena, registrar: FakeRegistrar
+) -> None:
+    registrar.kept = {2}
+    with pytest.raises(RegistrationError, match="keeps"):
+        arena.close()
+    assert list(registrar.regions) == [2]
+    with pytest.raises(PoolError, match="closed"):
+        arena.lease(1)
+    registrar.kept = set()
+    arena.close()
+    assert not registrar.regions
+    assert arena.stats.snapshot()["pinned_nbytes"] == 0
+
+
+def test_an_interrupted_close_can_be_repeated(
+    arena: Arena, registrar: FakeRegistrar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(registrar, "deregister", interrupt)
+        arena.close()
+    arena.close()
+    assert not registrar.regions
+
+
+def test_what_is_registered_while_the_arena_is_closed_goes_at_once(
+    arena: Arena, registrar: FakeRegistrar
+) -> None:
+    registrar.gate = threading.Event()
+    outcome: list[BaseException] = []
+
+    def grow() -> None:
+        try:
+            arena.grow(2 * MIB)
+        except PoolError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    time.sleep(0.05)
+    arena.close()
+    registrar.gate.set()
+    thread.join(10)
+    assert "closed" in str(outcome[0])
+    assert not registrar.regions and not arena.describe()["chunks"]
+
+
+def test_an_error_that_is_told_again_and_again_does_not_grow() -> None:
+    arena = Arena(FakeRegistrar(fails_at=0), MIB, chunk_nbytes=MIB, prepare="background")
+    lengths = []
+    for _ in range(5):
+        with pytest.raises(PoolError, match="0 of 1 chunks") as caught:
+            arena.lease(1, timeout_s=10)
+        lengths.append(len(traceback.extract_tb(caught.value.__traceback__)))
+    assert lengths[1] == lengths[4]
+
+
+def test_an_arena_that_is_dropped_without_close_is_warned_about(registrar: FakeRegistrar) -> None:
+    with pytest.warns(ResourceWarning, match=r"lost was dropped without close\(\): 3 regions"):
+        arena = Arena(registrar, 3 * MIB, chunk_nbytes=MIB, name="lost")
+        del arena
+        gc.collect()
+
+
+# ---- finalizers and signals ----
+
+
+def in_time(work: Callable[[], Any]) -> None:
+    """Run it in a thread; fail, not hang, when it does not come back."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "it waits for itself"
+    if errors:
+        raise errors[0]
+
+
+class Garbage:
+    """Found by the collector only, as it refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_a_finalizer_that_the_collector_runs_within_the_arena_may_release(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()
+    lease = arena.lease(MIB, "finalized")
+    weakref.finalize(Garbage(), lease.release)
+    take = arena._places.take
+
+    def collect_and_take(nbytes: int, key: Any) -> Any:
+        gc.collect()
+        return take(nbytes, key)
+
+    monkeypatch.setattr(arena._places, "take", collect_and_take)
+    in_time(lambda: arena.lease(MIB).release())
+    assert not lease.is_live
+    with pytest.raises(LeaseError, match="released"):
+        lease.release()
+    assert arena.find(lease.addr, 1) is None
+    assert arena.describe()["leased_nbytes"] == arena.stats.leases_out == 0
+    assert arena.stats.leases_leaked == 0
+
+
+def test_a_finalizer_may_release_while_its_thread_waits_or_wakes_others(arena: Arena) -> None:
+    lease = arena.lease(MIB)
+    arena._waiting += 1
+
+    def release() -> None:
+        with arena._changing:
+            lease.release()
+
+    in_time(release)
+    assert arena.stats.leases_out == 0
+
+
+def test_what_cannot_be_done_within_the_arena_is_refused_there(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work() -> None:
+        with arena._lock:
+            for ask in (lambda: arena.lease(1), arena.describe, arena.close):
+                with pytest.raises(PoolError, match="finalizer or a signal"):
+                    ask()
+
+    in_time(work)
+    arena.lease(1).release()
+
+
+@pytest.mark.filterwarnings("ignore:a lease of:ResourceWarning")
+def test_a_signal_that_raises_anywhere_in_lease_or_release_loses_nothing(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C does: at any step of it, hundreds of times."""
+
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    # pytest's takes so long that the next alarm finds it.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    previous = signal.signal(signal.SIGALRM, stop)
+    stopped = 0
+    try:
+        for round_ in range(600):
+            with contextlib.suppress(InterruptedError):
+                try:
+                    # What it raises in Lease.__del__ goes nowhere: so once more, after a while.
+                    signal.setitimer(signal.ITIMER_REAL, 30e-6 + round_ % 50 * 1e-6, 5e-3)
+                    while True:
+                        first = arena.lease(5000, "a")
+                        arena.lease(70_000, "b").release()
+                        first.release()
+                except InterruptedError:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    stopped += 1
+            first = None  # type: ignore[assignment]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert stopped == 600
+    assert arena.describe()["leased_nbytes"] == arena.stats.leases_out == 0
+    whole = []
+    in_time(lambda: whole.extend(arena.lease(MIB) for _ in range(4)))
+    assert len({lease.addr for lease in whole}) == 4
+    for lease in whole:
+        lease.release()
+    arena.close()
+
+
 # ---- fork ----
 
 
@@ -476,6 +664,7 @@ def test_a_forked_child_is_told_that_the_pool_is_not_its_own(arena: Arena) -> No
     assert in_child(lambda: lease.view.fill(0)) == 0
     assert in_child(lease.release) == 0
     assert in_child(lambda: arena.grow(1)) == 0
+    assert in_child(lambda: arena.describe().clear()) == 0
     # The parent's is untouched, its lease as well.
     assert lease.view[0] == 5
     lease.release()

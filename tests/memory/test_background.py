@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -13,14 +14,29 @@ import numpy as np
 import pytest
 
 from controller.errors import UsageError
-from controller.memory.background import BackgroundRegistrar, Cancelled, Job, Pacer, Urgency
+from controller.memory.background import (
+    BackgroundRegistrar,
+    Cancelled,
+    Job,
+    MAX_REST_s,
+    Pacer,
+    Urgency,
+)
 from controller.memory.errors import ForkError, PoolError
 from controller.memory.policies import make_policy
 from controller.memory.prefetch import Prefetcher, acquire_in_background
 from controller.memory.region_cache import RegionCache
 from controller.memory.stats import PoolStats
-from controller.verbs.registration import RegistrationError
-from tests.memory.watched import PAGE, Rig, WatchedRegistrar, eventually, make_rig, pages
+from controller.verbs.registration import MemoryRegion, RegistrationError
+from tests.memory.watched import (
+    PAGE,
+    OldestFirst,
+    Rig,
+    WatchedRegistrar,
+    eventually,
+    make_rig,
+    pages,
+)
 
 
 @pytest.fixture
@@ -100,7 +116,83 @@ def test_steps_that_cannot_be_are_refused(step_nbytes: int, busy_share: float) -
         Pacer(step_nbytes, busy_share)
 
 
+def test_no_rest_is_longer_than_its_bound() -> None:
+    now_ns = 0
+    rests_s: list[float] = []
+
+    def work() -> None:
+        nonlocal now_ns
+        now_ns += 60_000_000_000
+
+    Pacer(PAGE, 0.01, lambda: now_ns, rests_s.append).step(work)
+    assert rests_s == [MAX_REST_s]
+
+
 # ---- the thread ----
+
+
+def test_closing_does_not_wait_for_a_rest(registrar: WatchedRegistrar) -> None:
+    registrar.before_register = lambda address, nbytes: time.sleep(0.02)
+    background = BackgroundRegistrar(registrar, busy_share=0.002)  # a rest of 10 s
+    array = pages(1)
+    background.submit(address_of(array), PAGE)
+    eventually(lambda: len(registrar.came) == 1)
+    begin_s = time.monotonic()
+    background.close()
+    assert time.monotonic() - begin_s < 2
+
+
+def test_a_thread_that_may_not_be_polite_works_all_the_same(
+    registrar: WatchedRegistrar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    background = BackgroundRegistrar(registrar)
+    assert background.run(lambda _: 7).result(5) == 7
+    background.close()
+
+
+def test_a_registration_called_off_during_its_last_part_leaves_nothing(
+    registrar: WatchedRegistrar, background: BackgroundRegistrar
+) -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def hold(address: int, nbytes: int) -> None:
+        begun.set()
+        gate.wait(10)
+
+    registrar.before_register = hold
+    array = pages(1)
+    job = background.submit(address_of(array), PAGE)
+    assert begun.wait(10)
+    assert job.cancel()
+    gate.set()
+    with pytest.raises(Cancelled):
+        job.result(10)
+    assert len(registrar.came) == 1
+    assert not registrar.regions
+
+
+def test_a_part_that_the_device_keeps_does_not_keep_the_others(
+    registrar: WatchedRegistrar, background: BackgroundRegistrar
+) -> None:
+    array = pages(3)
+
+    def refuse_last(address: int, nbytes: int) -> None:
+        if address == address_of(array) + 2 * PAGE:
+            raise RegistrationError("fake0 cannot.")
+
+    def keep_first(region: MemoryRegion) -> None:
+        if region.address == address_of(array):
+            raise RegistrationError("fake0 keeps it.")
+
+    registrar.before_register, registrar.before_deregister = refuse_last, keep_first
+    job = background.submit(address_of(array), array.nbytes, region_nbytes=PAGE)
+    with pytest.raises(RegistrationError, match="cannot"):
+        job.result(10)
+    assert registrar.went == [(address_of(array) + PAGE, PAGE)]
 
 
 def test_a_range_is_touched_and_registered_as_one_region(
@@ -271,17 +363,24 @@ def test_the_thread_rests_after_a_registration_but_its_result_does_not_wait(
         resting.set()
         assert gate.wait(10)
 
-    rig = make_rig(registrar=registrar)
+    cache = RegionCache(
+        registrar,
+        capacity_bytes=64 * PAGE,
+        max_regions=100,
+        policy=OldestFirst(),
+        stats=PoolStats(),
+        clock=lambda: now_ns,
+    )
     array = pages(8)
     registrar.before_register = take_a_second
     background.pacer = Pacer(16 * PAGE, 0.25, lambda: now_ns, rest)
-    job = acquire_in_background(rig.cache, background, array)
+    job = acquire_in_background(cache, background, array)
     assert resting.wait(10)
     job.result(0).release()
     gate.set()
-    acquire_in_background(rig.cache, background, array).result(10).release()  # a hit
+    acquire_in_background(cache, background, array).result(10).release()  # a hit
     assert rests_s == [3.0]
-    rig.cache.close()
+    cache.close()
 
 
 def test_a_buffer_that_is_no_longer_wanted_is_let_go(background: BackgroundRegistrar) -> None:

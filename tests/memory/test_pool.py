@@ -28,6 +28,7 @@ from controller.memory import (
     RegistrationPool,
     pool_background,
 )
+from controller.memory import pool as pool_module
 from controller.memory.background import Urgency
 from controller.memory.stats import PoolStats, TraceRecorder
 from tests.memory.fakes import GIB, MIB, FakeRegistrar
@@ -140,6 +141,64 @@ def test_closing_is_refused_while_anything_is_in_use_and_forced_all_the_same(
     lease = pool.lease(10)
     pool.close(force=True)
     assert not registrar.regions and not lease.is_live
+
+
+def test_a_region_that_the_device_keeps_does_not_keep_the_rest_of_the_pool_open(
+    registrar: FakeRegistrar, tmp_path: Path
+) -> None:
+    pool = pool_of(registrar, record=tmp_path / "trace.csv", name="kept")
+    pool.register(np.ones(5000, np.uint8), "weights").release()
+    pool.lease(100, "bucket").release()
+    registrar.kept = {1}
+    with pytest.raises(RegistrationError, match="keeps"):
+        pool.close()
+    assert list(registrar.regions) == [1]
+    assert not list((tmp_path / "run").glob("pools/*.json"))
+    assert (tmp_path / "trace.csv").read_text().count("\n") == 2
+    registrar.kept = set()
+    pool.close()
+    assert not registrar.regions
+
+
+def test_a_view_of_a_released_lease_is_not_registered_as_memory_of_somebody_else(
+    registrar: FakeRegistrar,
+) -> None:
+    with pool_of(registrar) as pool:
+        lease = pool.lease(5000, "a")
+        view = lease.view[100:200]
+        lease.release()
+        for ask in (pool.register, pool.register_async):
+            with pytest.raises(LeaseError, match=r"'a'.*released"):
+                ask(view)
+        with pool.lease(5000, "a") as other:
+            assert other.addr == lease.addr
+            with pytest.raises(LeaseError, match=r"'a'.*generation 1"):
+                pool.register(view)
+            pool.register(other.view).release()
+        assert pool.stats()["gets"] == pool.stats()["leases"] == 2, "none of them in the cache"
+
+
+@pytest.mark.parametrize("capacity_nbytes", [0, 2 * MIB])
+def test_a_pool_that_is_dropped_without_close_is_warned_about(
+    registrar: FakeRegistrar, capacity_nbytes: int
+) -> None:
+    own = np.ones(5000, np.uint8)
+    with pytest.warns(ResourceWarning, match=r"'lost' was dropped without close\(\)"):
+        pool = pool_of(registrar, capacity_nbytes=capacity_nbytes, name="lost", prefetch_depth=0)
+        pool.register(own).release()
+        del pool
+        gc.collect()
+
+
+def test_a_pool_that_is_closed_is_not_warned_about(
+    registrar: FakeRegistrar, recwarn: pytest.WarningsRecorder
+) -> None:
+    pool = pool_of(registrar)
+    pool.register(np.ones(5000, np.uint8)).release()
+    pool.close()
+    del pool
+    gc.collect()
+    assert not [each for each in recwarn if "without close" in str(each.message)]
 
 
 def test_an_error_inside_the_with_block_is_what_comes_out_and_nothing_stays_registered(
@@ -436,12 +495,37 @@ def test_a_child_writes_nothing_into_its_parents_trace(tmp_path: Path) -> None:
     assert (tmp_path / "trace.csv").read_text() == "a,1,1.000\n"
 
 
+def test_a_full_disk_ends_the_trace_and_not_the_training(
+    registrar: FakeRegistrar, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pool_of(registrar, record=Path("/dev/full")) as pool:
+        for number in range(3 * 4096):
+            pool.lease(100, number).release()
+        pool.register(np.ones(5000, np.uint8)).release()
+        assert pool.stats()["leases_out"] == 0
+    told = [record.message for record in caplog.records if "trace" in record.message]
+    assert told == ["trace /dev/full ends here: No space left on device"]
+    assert not registrar.regions
+
+
 def test_a_trace_that_cannot_be_written_is_refused_with_its_name(
     registrar: FakeRegistrar, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=r"missing/trace\.csv cannot be written"):
         pool_of(registrar, record=tmp_path / "missing" / "trace.csv")
     assert not registrar.registered
+
+
+def test_a_pool_whose_last_part_cannot_be_made_leaves_nothing(
+    registrar: FakeRegistrar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(pool_module, "StatusFile", refuse)
+    with pytest.raises(MemoryError):
+        pool_of(registrar)
+    assert registrar.registered == 2 and not registrar.regions
 
 
 # ---- counters ----

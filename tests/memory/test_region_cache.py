@@ -647,4 +647,5 @@ def test_threads_that_do_everything_at_once_leave_the_books_in_order(seed: int) 
     assert snapshot["pinned_nbytes"] == snapshot["regions"] == 0
     assert snapshot["registrations"] == snapshot["deregistrations"] == len(rig.registrar.came)
     assert snapshot["hits"] + snapshot["misses"] == snapshot["gets"]
-    assert not rig.policy.resident or rig.cache.candidates(1) == []
+    rig.cache.candidates(1)  # whoever asks the policy has told it everything before
+    assert not rig.policy.resident

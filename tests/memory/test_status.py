@@ -222,6 +222,71 @@ def test_a_pool_works_where_its_status_cannot_be_written(
     assert len([record for record in caplog.records if "not published" in record.message]) == 1
 
 
+def test_a_pool_works_where_its_status_cannot_even_be_described(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise ZeroDivisionError("no status")
+
+    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
+    with caplog.at_level(logging.DEBUG, module.__name__):
+        status = StatusFile(refuse, run_dir / "pools")
+        time.sleep(0.1)
+        status.close()
+    assert len([record for record in caplog.records if "no status" in record.message]) == 1
+
+
+def test_a_pool_without_a_thread_for_its_status_publishes_none(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.threading.Thread, "start", refuse)
+        status = StatusFile(lambda: {"name": "x"}, run_dir / "pools")
+    assert not list((run_dir / "pools").iterdir())
+    status.close()
+
+
+@pytest.mark.parametrize("trap", ["link", "group", "others"])
+def test_nothing_is_written_where_others_could_have_put_a_link_or_a_file(
+    run_dir: Path, tmp_path: Path, trap: str
+) -> None:
+    run_dir.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pools = run_dir / "pools"
+    if trap == "link":
+        pools.symlink_to(elsewhere)
+    else:
+        pools.mkdir()
+        pools.chmod(0o770 if trap == "group" else 0o707)
+    with small_pool() as pool:
+        pool.lease(1).release()
+        assert not list(pools.iterdir()) and not list(elsewhere.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_file_of_another_user_than_the_process_is_passed_over(run_dir: Path) -> None:
+    document = valid(run_dir)
+    file = run_dir / "pools" / f"{os.getpid()}-0.json"
+    file.write_text(json.dumps(document))
+    file.chmod(0o644)
+    assert len(read_pools([run_dir / "pools"])) == 1
+    os.chown(file, 12345, -1)
+    assert read_pools([run_dir / "pools"]) == []
+    assert file.exists()
+
+
+def test_root_may_tell_of_every_process_and_a_user_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert module._may_own(os.geteuid(), os.getpid()) and module._may_own(0, os.getpid())
+    assert not module._may_own(12345, os.getpid())
+    assert not module._may_own(12345, 1 << 30)
+
+
 def test_a_directory_that_is_removed_comes_back(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
