@@ -12,7 +12,6 @@ All ranks call the same operations in the same order. An operation may be starte
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import os
 import threading
@@ -25,6 +24,7 @@ import numpy as np
 
 from controller.allreduce import schedule
 from controller.allreduce.buffers import Array, Buffer, Source, flat
+from controller.allreduce.calls import ALGORITHM_NUMBERS, Call, difference, plan_call
 from controller.allreduce.compression import Cast, Compression, TopK
 from controller.allreduce.control_channel import ControlChannel, TlsFiles
 from controller.allreduce.engine import Engine
@@ -33,7 +33,7 @@ from controller.allreduce.errors import ClosedError, MismatchError, PeerError
 from controller.allreduce.operation import Handle, Operation, Work
 from controller.allreduce.reduction import DType, Op, finish, reduce_into
 from controller.allreduce.report import JobReporter
-from controller.allreduce.schedule import Algorithm, Plan
+from controller.allreduce.schedule import Algorithm
 from controller.allreduce.settings import Settings
 from controller.allreduce.wire import MAX_MESSAGES, Description
 from controller.allreduce.wiring import Wiring, wire
@@ -43,30 +43,6 @@ from controller.priority.ranges import check_integer
 from controller.verbs.device import Device
 
 CLOSE_TIMEOUT_S = 10.0
-_ALGORITHMS = {Algorithm.RING: 1, Algorithm.HALVING_DOUBLING: 2, None: 0}
-_ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _BARRIER, _TOP_K = range(1, 7)
-_COLLECTIVES = {
-    _ALL_REDUCE: "all_reduce", _REDUCE_SCATTER: "reduce_scatter", _ALL_GATHER: "all_gather",
-    _BROADCAST: "broadcast", _BARRIER: "barrier", _TOP_K: "all_reduce of the largest",
-}  # fmt: skip
-
-
-@functools.lru_cache(maxsize=256)
-def _plan(
-    collective: int, algorithm: Algorithm | None, rank: int, size: int, count: int, chunk: int,
-    root: int,
-) -> Plan:  # fmt: skip
-    if not count or collective == _BARRIER:
-        # Without elements there is still something to agree about.
-        return schedule.plan_barrier(rank, size)
-    if collective == _BROADCAST:
-        return schedule.plan_broadcast(rank, size, root, count, chunk)
-    assert algorithm is not None
-    if collective == _REDUCE_SCATTER:
-        return schedule.plan_reduce_scatter(algorithm, rank, size, count, chunk)
-    if collective in (_ALL_GATHER, _TOP_K):
-        return schedule.plan_all_gather(algorithm, rank, size, count, chunk)
-    return schedule.plan_all_reduce(algorithm, rank, size, count, chunk)
 
 
 class Communicator:
@@ -117,7 +93,7 @@ class Communicator:
                     wiring.links,
                     rank=self.rank,
                     size=self.size,
-                    describe=_difference,
+                    describe=difference,
                     class_in_force=self.class_in_force,
                     abort=channel.abort,
                     timeout_s=settings.timeout_s,
@@ -304,7 +280,7 @@ class Communicator:
             return self._compressed(source, target, op, algorithm, compression, key, asynchronous)
         chosen = self._algorithm(algorithm, source.nbytes)
         return self._run(
-            _ALL_REDUCE, source.size, dtype, op, chosen,
+            Call.ALL_REDUCE, source.size, dtype, op, chosen,
             lambda: self._copied(source, target), asynchronous,
         )  # fmt: skip
 
@@ -349,7 +325,7 @@ class Communicator:
 
         chosen = self._algorithm(algorithm, whole.nbytes)
         return self._run(
-            _REDUCE_SCATTER, target.size, dtype, op, chosen, prepare, asynchronous, final=mine
+            Call.REDUCE_SCATTER, target.size, dtype, op, chosen, prepare, asynchronous, final=mine
         )
 
     def all_gather(
@@ -376,7 +352,7 @@ class Communicator:
         dtype = DType.of(part.dtype)
         chosen = self._algorithm(algorithm, whole.nbytes)
         return self._run(
-            _ALL_GATHER, part.size, dtype, Op.SUM, chosen,
+            Call.ALL_GATHER, part.size, dtype, Op.SUM, chosen,
             lambda: self._gathering(whole, part), asynchronous,
         )  # fmt: skip
 
@@ -397,7 +373,7 @@ class Communicator:
         root = operator.index(root)
         target = flat("array", array, writable=self.rank != root)
         return self._run(
-            _BROADCAST, target.size, DType.of(target.dtype), Op.SUM, None,
+            Call.BROADCAST, target.size, DType.of(target.dtype), Op.SUM, None,
             lambda: self._source.working(target, is_result=self.rank != root),
             asynchronous, root=root,
         )  # fmt: skip
@@ -405,7 +381,7 @@ class Communicator:
     def barrier(self, *, asynchronous: bool = False) -> Handle:
         """Wait until all ranks have called this."""
         return self._run(
-            _BARRIER, 0, DType.INT8, Op.SUM, None,
+            Call.BARRIER, 0, DType.INT8, Op.SUM, None,
             lambda: Buffer(np.empty(0, np.int8), None), asynchronous,
         )  # fmt: skip
 
@@ -447,7 +423,7 @@ class Communicator:
 
     def _run(
         self,
-        collective: int,
+        collective: Call,
         count: int,
         dtype: DType,
         op: Op,
@@ -469,7 +445,7 @@ class Communicator:
         self._check_usable()
         itemsize = dtype.numpy.itemsize
         chunk = self.settings.chunk_nbytes // itemsize
-        plan = _plan(collective, algorithm, self.rank, self.size, count, chunk, root)
+        plan = plan_call(collective, algorithm, self.rank, self.size, count, chunk, root)
         if len(plan.sends) >= MAX_MESSAGES or len(plan.receives) >= MAX_MESSAGES:
             raise UsageError(
                 f"{count} elements are more than {MAX_MESSAGES} messages of {chunk}.",
@@ -487,8 +463,8 @@ class Communicator:
             reduce_into(op, dtype, accumulator, incoming)
 
         work = Work(buffer.array, buffer.memory, reduce, end, buffer.release)
-        name = f"{_COLLECTIVES[collective]}" + (
-            f" of {count} {dtype.label}" if collective != _BARRIER else ""
+        name = collective.label + (
+            f" of {count} {dtype.label}" if collective != Call.BARRIER else ""
         )
         memory = buffer.memory
         agree_with = self._neighbours | {send.peer for send in plan.sends}
@@ -499,7 +475,7 @@ class Communicator:
                 collective=collective,
                 op=int(op),
                 dtype=int(dtype),
-                algorithm=_ALGORITHMS[algorithm],
+                algorithm=ALGORITHM_NUMBERS[algorithm],
                 compression=compression,
                 root=root,
                 size=self.size,
@@ -584,7 +560,7 @@ class Communicator:
 
             chosen = self._algorithm(algorithm, cast.wire_nbytes(source.size, cast.dtype))
             return self._run(
-                _ALL_REDUCE, source.size, cast.dtype, op, chosen, shorten, asynchronous,
+                Call.ALL_REDUCE, source.size, cast.dtype, op, chosen, shorten, asynchronous,
                 compression=cast.wire_id, ratio=ratio,
                 store=lambda wire: cast.restore(wire, target),
             )  # fmt: skip
@@ -602,7 +578,7 @@ class Communicator:
             finish(op, DType.of(target.dtype), target, self.size)
 
         return self._run(
-            _TOP_K, nbytes, DType.INT8, Op.SUM, self._algorithm(algorithm, nbytes * self.size),
+            Call.TOP_K, nbytes, DType.INT8, Op.SUM, self._algorithm(algorithm, nbytes * self.size),
             select, asynchronous, compression=top.wire_id, ratio=ratio, store=combine,
         )  # fmt: skip
 
@@ -702,27 +678,3 @@ def _same(source: Array, target: Array) -> None:
             f"array has {source.size} {source.dtype}, out has {target.size} {target.dtype}; "
             "expected the same."
         )
-
-
-def _difference(ours: Description, theirs: Description) -> str:
-    """What two ranks do not agree about."""
-    if ours.collective != theirs.collective:
-        names = (_COLLECTIVES.get(each.collective, "?") for each in (ours, theirs))
-        return "{} here, {} there".format(*names)
-    parts = []
-    for key in ("op", "dtype", "algorithm", "compression", "root", "size", "count", "chunk"):
-        mine, other = getattr(ours, key), getattr(theirs, key)
-        if mine != other:
-            parts.append(f"{key} {_label(key, mine)} here, {_label(key, other)} there")
-    return "; ".join(parts) or f"operation {ours.sequence} here, {theirs.sequence} there"
-
-
-def _label(key: str, value: int) -> str:
-    with contextlib.suppress(ValueError):
-        if key == "dtype":
-            return DType(value).label
-        if key == "op":
-            return Op(value).label
-        if key == "algorithm":
-            return next((a.value for a, n in _ALGORITHMS.items() if n == value and a), "none")
-    return str(value)
