@@ -161,7 +161,7 @@ def test_a_signal_removes_everything_even_if_it_comes_twice(number: int, status:
         process.send_signal(number)
         time.sleep(0.01)
         process.send_signal(number)
-        assert process.wait(20) == status
+        assert process.wait(90) == status
         assert ours(process.pid) == []
 
 
@@ -179,7 +179,7 @@ def test_the_next_run_removes_what_a_killed_one_left_and_nothing_else() -> None:
         finally:
             sh(f"ip netns del {mine}")
             living.terminate()
-            living.wait(20)
+            living.wait(90)
 
 
 def test_a_leftover_in_which_somebody_lives_is_left_alone() -> None:

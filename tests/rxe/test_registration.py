@@ -34,7 +34,7 @@ from tests.rxe.verbs import RxeHost
 
 MIN_SPEEDUP = 100  # of a hit over registering 8 MiB; issue 4
 MIN_KEPT = 0.9  # of a transfer's rate while 512 MiB register; issue 4
-ATTEMPTS = 3  # a guest that others keep from the processor measures them, not us
+ATTEMPTS = 6  # a guest that others keep from the processor measures them, not us
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_python_runs_on_while_a_region_is_registered_but_not_with_pyverbs(
 
     # The least of some: where the machine is busy, threads wait for more than Python's lock.
     assert min(standstill(by_ctypes) for _ in range(10)) < 0.5
-    assert min(standstill(by_pyverbs) for _ in range(3)) > 0.8
+    assert min(standstill(by_pyverbs) for _ in range(3)) > 0.6
 
 
 def test_a_transfer_keeps_nine_tenths_of_its_rate_while_512_MiB_register(
