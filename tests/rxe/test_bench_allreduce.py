@@ -156,7 +156,8 @@ def test_the_ring_of_ib_write_bw_gives_the_goodput_of_every_link() -> None:
         links = measure_limit(bed)
         assert len(links) == 3
         for link in links:
-            assert 0.6 < link / 0.002 < 1.0
+            # What a port may send at once makes a short run faster than its rate.
+            assert 0.6 < link / 0.002 < 1.1
 
 
 def test_peers_are_measured_beside_ours_or_left_out_with_the_reason() -> None:
