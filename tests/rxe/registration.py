@@ -257,6 +257,17 @@ def hit_times_us(cache: RegionCache, array: np.ndarray, count: int) -> list[floa
     return [timed_us(lambda: cache.acquire(array).release()) - clock_us for _ in range(count)]
 
 
+def hits_time_us(cache: RegionCache, array: np.ndarray, count: int) -> float:
+    """How long so many hits take together, each with its release."""
+    cache.acquire(array).release()
+
+    def hits() -> None:
+        for _ in range(count):
+            cache.acquire(array).release()
+
+    return timed_us(hits)
+
+
 def timed_us(work: Callable[[], object]) -> float:
     """How long a call takes."""
     begin_ns = time.perf_counter_ns()

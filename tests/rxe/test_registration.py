@@ -24,7 +24,7 @@ from tests.rxe.registration import (
     MIB,
     Memory,
     WriteStream,
-    hit_times_us,
+    hits_time_us,
     kept_while_registering,
     open_devices,
     register_time_us,
@@ -64,7 +64,8 @@ def test_a_hit_takes_a_hundredth_of_registering_8_MiB(devices: tuple[Device, Dev
     registrar = devices[0].registrar
     register_us = [register_time_us(registrar, memory) for _ in range(21)]
     cache = make_cache(devices[0], 64 * MIB)
-    hits_us = hit_times_us(cache, memory.array, 2000)
+    # Ten at a time: in the lab kernel reading the clock takes longer, and varies more, than a hit.
+    hits_us = [hits_time_us(cache, memory.array, 10) / 10 for _ in range(200)]
     cache.close()
     median_us, hit_us = float(np.median(register_us)), float(np.median(hits_us))
     assert median_us >= MIN_SPEEDUP * hit_us, (median_us, hit_us)
