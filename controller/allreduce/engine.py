@@ -33,7 +33,8 @@ from controller.allreduce.link import (
     split_wr_id,
 )
 from controller.allreduce.operation import Operation
-from controller.allreduce.troubles import Departure, broken_protocol
+from controller.allreduce.star import Departure
+from controller.allreduce.troubles import broken_protocol
 from controller.allreduce.wire import (
     MAX_MESSAGES,
     MAX_OPERATIONS,

@@ -10,7 +10,7 @@ wrong when the sum wraps, even where the average itself would fit.
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -69,10 +69,7 @@ class DType(enum.IntEnum):
         UsageError
             No such type.
         """
-        for known in cls:
-            if known.label == label:
-                return known
-        raise UsageError(f"Element type is {label!r}; allowed: {_labels(cls)}.")
+        return _labelled(cls, "Element type", label)
 
 
 class Op(enum.IntEnum):
@@ -98,10 +95,7 @@ class Op(enum.IntEnum):
         UsageError
             No such operation.
         """
-        for known in cls:
-            if known.label == label:
-                return known
-        raise UsageError(f"Operation is {label!r}; allowed: {_labels(cls)}.")
+        return _labelled(cls, "Operation", label)
 
 
 class Collective(enum.Enum):
@@ -113,8 +107,18 @@ class Collective(enum.Enum):
     BROADCAST = "broadcast"
 
 
+_Labelled = TypeVar("_Labelled", DType, Op)
+
+
 def _labels(known: type[DType] | type[Op]) -> str:
     return ", ".join(each.label for each in known)
+
+
+def _labelled(known: type[_Labelled], what: str, label: str) -> _Labelled:
+    for each in known:
+        if each.label == label:
+            return each
+    raise UsageError(f"{what} is {label!r}; allowed: {_labels(known)}.")
 
 
 _UFUNCS = {

@@ -10,6 +10,7 @@ from typing import Any
 from controller.allreduce.wire import MAX_TOKENS
 from controller.errors import UsageError
 from controller.priority.classes import CLASSES, MAX_DSCP, default_classes
+from controller.priority.ranges import check_integer
 from controller.verbs.queue_pair import Timing
 
 KIB = 1 << 10
@@ -63,23 +64,23 @@ class Settings:
     record: str | None = None
 
     def __post_init__(self) -> None:
-        _check("chunk_nbytes", self.chunk_nbytes, PAGE_NBYTES, 64 * MIB)
+        check_integer("chunk_nbytes", self.chunk_nbytes, PAGE_NBYTES, 64 * MIB)
         if self.chunk_nbytes % PAGE_NBYTES:
             raise UsageError(
                 f"chunk_nbytes is {self.chunk_nbytes}; expected a multiple of {PAGE_NBYTES}."
             )
-        _check("tokens", self.tokens, 2, MAX_TOKENS)
-        _check("queue_pair_timeout", self.queue_pair_timeout, 1, 31)
-        _check("queue_pair_retries", self.queue_pair_retries, 0, 7)
-        _check("staged_nbytes", self.staged_nbytes, 0, 1 << 40)
-        _check("pool_nbytes", self.pool_nbytes, MIB, 1 << 44)
+        check_integer("tokens", self.tokens, 2, MAX_TOKENS)
+        check_integer("queue_pair_timeout", self.queue_pair_timeout, 1, 31)
+        check_integer("queue_pair_retries", self.queue_pair_retries, 0, 7)
+        check_integer("staged_nbytes", self.staged_nbytes, 0, 1 << 40)
+        check_integer("pool_nbytes", self.pool_nbytes, MIB, 1 << 44)
         if not self.classes or len(set(self.classes)) != len(self.classes):
             raise UsageError(f"classes are {self.classes}; expected one or more, each once.")
         for number in self.classes:
-            _check("A class", number, 0, CLASSES - 1)
+            check_integer("A class", number, 0, CLASSES - 1)
         for number, value in self.traffic_classes.items():
-            _check("A class", number, 0, CLASSES - 1)
-            _check(f"Traffic class of class {number}", value, 0, MAX_DSCP << 2)
+            check_integer("A class", number, 0, CLASSES - 1)
+            check_integer(f"Traffic class of class {number}", value, 0, MAX_DSCP << 2)
             if value & 3:
                 raise UsageError(
                     f"Traffic class of class {number} is {value}; expected a DSCP << 2, as the low "
@@ -111,8 +112,3 @@ class Settings:
     def nearest_class(self, wanted: int) -> int:
         """The class to use for one that may have no queue pair: the next lower, else the lowest."""
         return max((n for n in self.classes if n <= wanted), default=min(self.classes))
-
-
-def _check(name: str, value: Any, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise UsageError(f"{name} is {value!r}; expected {least} .. {most}.")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 from controller.allreduce import stall
 from controller.allreduce.errors import (
     CollectiveError,
@@ -12,24 +10,9 @@ from controller.allreduce.errors import (
     ProtocolError,
     StallError,
 )
+from controller.allreduce.star import Departure
 
 _MESSAGE_LIMIT, _STATUS_LIMIT = 1000, 64
-
-
-class Departure(Protocol):
-    """A rank that is gone, as the control channel reports it."""
-
-    @property
-    def rank(self) -> int:
-        """Which."""
-
-    @property
-    def kind(self) -> str:
-        """``abort``, ``died`` or ``left``."""
-
-    @property
-    def reason(self) -> dict[str, Any]:
-        """What an aborting rank said."""
 
 
 _KINDS: dict[str, type[CollectiveError]] = {

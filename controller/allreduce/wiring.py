@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from controller import __version__
+from controller.allreduce.buffers import Pool
 from controller.allreduce.errors import CollectiveError, MismatchError
 from controller.allreduce.link import Link, Range, completions_needed, memory_needed
 from controller.allreduce.schedule import peers
@@ -33,13 +34,6 @@ class Channel(Protocol):
 
     def all_gather(self, document: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         """Documents of all ranks; a barrier, too."""
-
-
-class Pool(Protocol):
-    """What is needed of the registration pool."""
-
-    def lease(self, nbytes: int, key: Any = None) -> Any:
-        """Registered memory."""
 
 
 @dataclass
