@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from controller.allreduce.errors import CollectiveError
@@ -256,6 +255,3 @@ class Handle:
             return Progress(1.0, total, total)
         moved = min(operation.moved_nbytes, total)
         return Progress(moved / total if total else 0.0, moved, total)
-
-
-EMPTY: Array = np.empty(0, np.uint8)

@@ -23,7 +23,7 @@ from controller.allreduce.errors import (
     StallError,
 )
 from controller.allreduce.link import CONTROL, Link, Range, memory_needed
-from controller.allreduce.operation import EMPTY, Handle, Operation, Work
+from controller.allreduce.operation import Handle, Operation, Work
 from controller.allreduce.schedule import Algorithm, Plan
 from controller.allreduce.wire import Description
 from controller.verbs.queue_pair import Timing
@@ -31,6 +31,7 @@ from tests.allreduce import fabric as fabrics
 from tests.allreduce.fabric import Fabric
 
 CHUNK_NBYTES = 4096
+EMPTY = np.empty(0, np.uint8)
 CLASSES = {0: 0, 5: 160}
 RING = Algorithm.RING
 
