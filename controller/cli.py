@@ -20,9 +20,12 @@ import click
 from controller import __version__
 from controller.cli_allreduce import bench_allreduce
 from controller.cli_common import JSON_OPTION, ask, print_json, run_directory
-from controller.cli_control import class_group, job
+from controller.cli_control import class_group, job, policy_command
 from controller.cli_pool import pool_group
+from controller.cli_predict import predict_command
+from controller.cli_priority import bench_priority
 from controller.cli_qdisc import qdisc
+from controller.cli_trace import trace_group
 from controller.errors import InputError, StellarError
 
 
@@ -228,27 +231,50 @@ def flows(ctx: click.Context, watch: bool, interval_s: float, wide: bool, as_jso
 @JSON_OPTION
 @click.pass_context
 def top(ctx: click.Context, interval_s: float, count: int | None, as_json: bool) -> None:
-    """Live view: rates of the busiest flows. Ends with Ctrl-C or q."""
+    """Live view: where each job is in its iteration, and the busiest flows.
+
+    Ends with Ctrl-C or q.
+    """
     from controller.agent import client
     from controller.telemetry.live import run_top
 
     run = run_directory(ctx)
-    run_top(lambda: client.take_snapshot(run), interval_s, count, as_json)
+    run_top(
+        lambda: client.take_snapshot(run),
+        interval_s,
+        count,
+        as_json,
+        lambda: client.ask(run, "jobs")["jobs"],
+    )
 
 
 @cli.command()
-@click.argument("flow")
+@click.argument("name", metavar="JOB|FLOW")
 @JSON_OPTION
 @click.pass_context
-def explain(ctx: click.Context, flow: str, as_json: bool) -> None:
-    """Say what is wrong with FLOW, with evidence and remedy.
+def explain(ctx: click.Context, name: str, as_json: bool) -> None:
+    """Explain a job's iterations and class, or say what is wrong with a flow.
 
-    FLOW is a name that `flows` prints, the beginning of one, or a QPN.
+    JOB is a name that `job list` prints: its period, next sync window, laxity and class, who
+    delays whom, and what is uncertain. FLOW is a name that `flows` prints, the beginning of one,
+    or a QPN: verdicts with evidence and remedy.
     """
     from controller.agent import client
+    from controller.observe.explain import Explanation, flows_named
     from controller.observe.explain import explain as explain_flow
+    from controller.telemetry.job_explanation import JobExplanation, explain_job
 
-    explanation = explain_flow(client.take_snapshot(run_directory(ctx)), flow)
+    status = ask(ctx, "status")
+    jobs = [entry["name"] for entry in status["jobs"]]
+    snapshot = client.take_snapshot(run_directory(ctx))
+    explanation: Explanation | JobExplanation
+    if name in jobs:
+        job = ask(ctx, "job", name=name)["job"]
+        classes = ask(ctx, "classes")["classes"]
+        also_flows = flows_named(snapshot, name)
+        explanation = explain_job(job, status["interfaces"], classes, also_flows, status["jobs"])
+    else:
+        explanation = explain_flow(snapshot, name, jobs)
     if as_json:
         print_json(explanation.to_json())
     else:
@@ -330,9 +356,13 @@ def bench_flows_command(flows: int, as_json: bool) -> None:
 
 
 bench.add_command(bench_allreduce)
+bench.add_command(bench_priority)
 cli.add_command(class_group, "class")
 cli.add_command(pool_group)
+cli.add_command(predict_command)
+cli.add_command(trace_group)
 cli.add_command(job)
+cli.add_command(policy_command)
 cli.add_command(qdisc)
 
 

@@ -1,4 +1,4 @@
-"""``controller class`` and ``controller job``: what the running controller does to packets."""
+"""``controller class``, ``job`` and ``policy``: what the running controller does to packets."""
 
 from __future__ import annotations
 
@@ -161,6 +161,10 @@ def _criteria(texts: tuple[str, ...]) -> dict[str, list[str]]:
 @click.option(
     "--gap", metavar="TIME", help="A silence this long ends an iteration.  [by link rate]"
 )
+@click.option("--max-slowdown", type=float, metavar="X",
+              help="Bound of its iteration time, times the undisturbed one; 0: as for all.  "
+                   "[0]")  # fmt: skip
+@click.option("--gpus", type=int, help="GPUs that it trains on, for policies that count them.  [1]")
 @JSON_OPTION
 @click.pass_context
 def job_set(
@@ -174,6 +178,8 @@ def job_set(
     set_ect: bool | None,
     dcqcn: bool | None,
     gap: str | None,
+    max_slowdown: float | None,
+    gpus: int | None,
     as_json: bool,
 ) -> None:
     """Create job NAME, or change what is given; flows go on meanwhile."""
@@ -189,6 +195,8 @@ def job_set(
         "dcqcn": dcqcn,
         "rate_Bps": None if rate is None else 0 if rate == "0" else parse_rate_Bps(rate, "--rate"),
         "gap_ns": parse_ns(gap, "--gap") if gap is not None else None,
+        "max_slowdown": max_slowdown,
+        "gpus": gpus,
         "match": JobMatch.parse(_criteria(matches), "--match").to_json() if matches else None,
     }
     changes = {key: value for key, value in changes.items() if value is not None}
@@ -290,3 +298,23 @@ def job_plan(
         click.echo(plan_text(answer["plan"], time.monotonic_ns()))
         for warning in answer["warnings"]:
             click.echo(f"warning: not done here: {warning}")
+
+
+# ---- policy ----
+
+
+@click.command("policy")
+@click.argument("name", required=False)
+@JSON_OPTION
+@click.pass_context
+def policy_command(ctx: click.Context, name: str | None, as_json: bool) -> None:
+    """Show how jobs that share a link are ranked, or rank them by policy NAME from now on.
+
+    laxity (the default), fair, static, mltcp, crux, cassini; off: no plans.
+    """
+    answer = ask(ctx, "policy", **({"name": name} if name else {}))
+    if as_json:
+        print_json(answer)
+    else:
+        others = ", ".join(each for each in answer["policies"] if each != answer["policy"])
+        click.echo(f"policy {answer['policy']}; others: {others}")

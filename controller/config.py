@@ -19,11 +19,14 @@ from controller.priority.jobs import (
     DEFAULT_CEILING,
     DEFAULT_CLASS,
     DEFAULT_ENV_VARIABLE,
+    MAX_GPUS,
     Job,
     JobMatch,
     check_jobs,
 )
-from controller.priority.ranges import MAX_RATE_Bps, MIN_RATE_Bps
+from controller.priority.policies import POLICIES
+from controller.priority.policy import DEFAULT_MAX_SLOWDOWN, DEFAULT_POLICY, OFF
+from controller.priority.ranges import MAX_RATE_Bps, MAX_SLOWDOWN, MIN_RATE_Bps
 from controller.priority.rules import check_variable
 
 MIN_FLOWS = 64
@@ -146,6 +149,24 @@ class LaxityConfig:
 
 
 @dataclass(frozen=True)
+class PriorityConfig:
+    """How jobs that share a link are ranked.
+
+    Parameters
+    ----------
+    policy
+        One of `controller.priority.policies`, or ``off``: iterations are watched and predicted,
+        no plan is made.
+    max_slowdown
+        Bound for a job's iteration time as a multiple of the undisturbed one, where the job
+        names none.
+    """
+
+    policy: str = DEFAULT_POLICY
+    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
+
+
+@dataclass(frozen=True)
 class DcqcnConfig:
     """Reaction point.
 
@@ -197,9 +218,10 @@ class Config:
     ecn: EcnConfig = field(default_factory=EcnConfig)
     laxity: LaxityConfig = field(default_factory=LaxityConfig)
     dcqcn: DcqcnConfig = field(default_factory=DcqcnConfig)
+    priority: PriorityConfig = field(default_factory=PriorityConfig)
 
 
-_KEYS = ("observe", "interface", "class", "job", "control", "ecn", "laxity", "dcqcn")
+_KEYS = ("observe", "interface", "class", "job", "control", "ecn", "laxity", "dcqcn", "priority")
 _LISTS = ("interface", "class", "job")
 
 
@@ -233,6 +255,7 @@ def load_config(path: Path) -> Config:
         ecn=EcnConfig(tables["ecn"].duration("slot", None, _US, _S)),
         laxity=_read_laxity(tables["laxity"]),
         dcqcn=_read_dcqcn(tables["dcqcn"], "dcqcn" in document),
+        priority=_read_priority(tables["priority"]),
     )
     for section in (*tables.values(), *(entry for each in entries.values() for entry in each)):
         section.finish()
@@ -335,6 +358,8 @@ def _read_jobs(path: Path, entries: list[Section]) -> tuple[Job, ...]:
             "rate_Bps": section.rate("rate", 0, MIN_RATE_Bps, MAX_RATE_Bps),
             "dcqcn": section.flag("dcqcn", None),
             "gap_ns": section.duration("gap", 0, 1, 3600 * _S),
+            "max_slowdown": section.number("max_slowdown", 0.0, 1.0, MAX_SLOWDOWN),
+            "gpus": section.integer("gpus", 1, 1, MAX_GPUS),
         }
         with told_with(section.label):
             jobs.append(Job(name, match, **values))
@@ -354,6 +379,14 @@ def _read_laxity(section: Section) -> LaxityConfig:
     with told_with(section.where("thresholds")):
         policy.check_thresholds(config.thresholds_ns, config.hysteresis)
     return config
+
+
+def _read_priority(section: Section) -> PriorityConfig:
+    default = PriorityConfig()
+    return PriorityConfig(
+        section.text("policy", default.policy, (*POLICIES, OFF)),
+        section.number("max_slowdown", default.max_slowdown, 1.0, MAX_SLOWDOWN),
+    )
 
 
 def _read_dcqcn(section: Section, given: bool) -> DcqcnConfig:

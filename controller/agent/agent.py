@@ -23,6 +23,7 @@ import numpy as np
 
 from controller.agent.control import ControlServer
 from controller.agent.maps import clear_port
+from controller.agent.planner import Planner
 from controller.agent.requests import Requests
 from controller.agent.requirements import require_kernel, require_privileges
 from controller.agent.state import RunDirectory, State
@@ -119,7 +120,9 @@ class Agent:
         self.adopted = False
         self.dataplane: Dataplane | None = None
         self._server: ControlServer | None = None
-        self._ring: libbpf.RingBuffer | None = None
+        self._planner: Planner | None = None
+        # Records of new flows, from the planner's thread to ours.
+        self._flow_events: deque[bytes] = deque()
 
     # ---- life ----
 
@@ -168,7 +171,16 @@ class Agent:
                 if key not in taken:
                     self.attach_new(found[key], entry)
             self.steering.check_rates()
-            self._ring = libbpf.RingBuffer(self.maps["events"], self._event)
+            self._planner = Planner(
+                self.steering,
+                self.maps,
+                self.steering.policy,
+                self._config.priority.max_slowdown,
+                self._flow_event,
+                self.note,
+            )
+            self.jobs_changed()
+            self._planner.start()
             self._server = ControlServer(
                 self.run_directory.socket_path,
                 Requests(self).handlers(),
@@ -181,7 +193,6 @@ class Agent:
     def run(self) -> None:
         """Serve until `stop` or a signal; then detach everything."""
         notify_systemd("READY=1")
-        assert self._ring is not None
         watch_s = expiry_s = inspect_s = time.monotonic()
         try:
             while not self._stopping.is_set():
@@ -189,14 +200,11 @@ class Agent:
                 due_s = watch_s + _WATCH_PERIOD_S
                 if self._registry_due_s is not None:
                     due_s = min(due_s, self._registry_due_s)
-                ready, _, _ = select.select(
-                    [self._ring.fileno(), self._wake_read], [], [], max(0.0, due_s - now_s)
-                )
-                if self._wake_read in ready:
+                ready, _, _ = select.select([self._wake_read], [], [], max(0.0, due_s - now_s))
+                if ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
-                if self._ring.fileno() in ready:
-                    self._ring.consume()
+                self._take_flow_events()
                 now_s = time.monotonic()
                 with self.guard:
                     if self._registry_due_s is not None and now_s >= self._registry_due_s:
@@ -235,9 +243,9 @@ class Agent:
                     failed.append(attachment)
             self.ports.clear()
             self._leftovers.clear()
-            if self._ring:
-                self._ring.close()
-                self._ring = None
+            if self._planner:
+                self._planner.close()
+                self._planner = None
             if self.dataplane:
                 if failed:
                     self.run_directory.write_state(
@@ -382,6 +390,18 @@ class Agent:
             raise StellarError("The controller is starting or stopping.")
         return self._steering
 
+    @property
+    def planner(self) -> Planner:
+        """Predictions and plans; there once the agent has started."""
+        if self._planner is None:
+            raise StellarError("The controller is starting or stopping.")
+        return self._planner
+
+    def jobs_changed(self) -> None:
+        """Tell the planner which jobs there are."""
+        self.planner.jobs_changed(self.steering.jobs.values())
+        self.steering.set_policy_paces(self.planner.paces)
+
     def _saved_control(self) -> dict[str, Any]:
         if not self._steering:
             return {}
@@ -475,7 +495,7 @@ class Agent:
     def _take_flow(self, key: np.void) -> np.void | None:
         """Take a flow and its pair out of the dataplane; its last counters, if it was there."""
         libbpf.map_delete(self.maps["pairs"], key.tobytes())
-        self.steering.forget_flow(key.tobytes())
+        self.steering.flows.forget(key.tobytes())
         return tables.take_flow(self.maps["flows"], key)
 
     def note(self, text: str) -> None:
@@ -494,15 +514,19 @@ class Agent:
         except (StellarError, OSError) as error:
             self.note(f"{work.__name__.strip('_').replace('_', ' ')}: {error}")
 
-    def _event(self, record: bytes) -> None:
-        if len(record) == layout.ITERATION_EVENT.itemsize:
+    def _flow_event(self, record: bytes) -> None:
+        """A flow is new; called in the planner's thread, which must not wait for ours."""
+        self._flow_events.append(record)
+        self._wake()
+
+    def _take_flow_events(self) -> None:
+        while self._flow_events:
+            record = self._flow_events.popleft()
+            self.new_flows += 1
             with self.guard:
-                self.steering.iteration_begins(np.frombuffer(record, layout.ITERATION_EVENT)[0])
-            return
-        self.new_flows += 1
-        with self.guard:
-            self.steering.match_early(np.frombuffer(record, layout.FLOW_EVENT)[0]["key"])
-        self._request_registry()
+                key = np.frombuffer(record, layout.FLOW_EVENT)[0]["key"]
+                self.steering.flows.match_early(key)
+            self._request_registry()
 
     def _request_registry(self) -> None:
         if self._registry_due_s is None:
@@ -541,7 +565,7 @@ class Agent:
         ]
         pairs = pair_entries(keys, living)
         tables.write_pairs(self.maps["pairs"], pairs)
-        self.steering.match_flows(keys, stats, pairs, living)
+        self.steering.flows.match(keys, stats, pairs, living)
         self._registry_read_s = time.monotonic()
 
     def _watch(self) -> None:

@@ -90,6 +90,20 @@ class JobReports:
         """Payload that all ranks here have sent in the iteration each of them is in."""
         return sum(entry.report.iteration_bytes for entry in self.of_job(name) if entry.report)
 
+    def is_open(self, name: str) -> bool:
+        """Whether an operation of any rank here runs."""
+        running = ("begin", "progress")
+        return any(e.report is not None and e.report.phase in running for e in self.of_job(name))
+
+    def expected_bytes(self, name: str) -> int:
+        """Payload of the iteration that the ranks here know of: sent, and of what runs."""
+        return sum(
+            entry.report.iteration_bytes
+            + max(0, entry.report.expected_bytes - entry.report.sent_bytes)
+            for entry in self.of_job(name)
+            if entry.report
+        )
+
     def compression_ratio(self, name: str) -> float | None:
         """Bytes on the wire for each byte before compression, of all ranks here; None: unknown."""
         return mean_ratio([entry.report for entry in self.of_job(name) if entry.report])
@@ -178,6 +192,12 @@ class ReportTalk:
                 return {"class": None, "traffic_class": None, "plan_valid_until_ns": None}
             if ratio := self._reports.compression_ratio(report.job):
                 agent.steering.report_ratio(report.job, ratio)
+            agent.planner.reported(
+                report.job,
+                self._reports.is_open(report.job),
+                self._reports.expected_bytes(report.job),
+                self._reports.iteration_bytes(report.job),
+            )
             number = agent.steering.class_now(
                 report.job, self._reports.iteration_bytes(report.job), reporter.class_number
             )

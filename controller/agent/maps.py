@@ -10,7 +10,7 @@ import ctypes as ct
 import struct
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -252,6 +252,13 @@ def clear_progress(fds: Mapping[str, int], job: int) -> None:
     libbpf.map_update(fds["progress"], _key(job), bytes(layout.JOB_PROGRESS.itemsize))
     for port in range(layout.MAX_PORTS):
         libbpf.map_update(fds["job_departures"], _key(job * layout.MAX_PORTS + port), bytes(8))
+
+
+def hold_departures(fds: Mapping[str, int], job: int, ports: Iterable[int], until_ns: int) -> None:
+    """Nothing of a job departs from these ports before `until_ns` (CLOCK_MONOTONIC)."""
+    for port in ports:
+        key = _key(job * layout.MAX_PORTS + port)
+        libbpf.map_update(fds["job_departures"], key, struct.pack("<Q", until_ns))
 
 
 # ---- flows ----

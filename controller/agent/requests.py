@@ -17,6 +17,7 @@ from controller.agent.job_reports import (
     JobReports,
     ReportTalk,
 )
+from controller.agent.planner_report import describe_planner, describe_prediction
 from controller.agent.steering_report import describe_job, describe_port
 from controller.config import InterfaceConfig
 from controller.dataplane import attach as hooks
@@ -25,6 +26,8 @@ from controller.dataplane.layout import Direction
 from controller.errors import ConflictError, StellarError, UsageError
 from controller.priority.classes import CLASSES, TrafficClass
 from controller.priority.jobs import Job, JobPlan
+from controller.priority.policies import POLICIES
+from controller.priority.policy import OFF
 from controller.priority.ranges import check_integer
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ class Requests:
             "job-delete": self._job_delete,
             "job-plan": self._job_plan,
             "job-plan-clear": self._job_plan_clear,
+            "policy": self._policy,
             "job-report": Conversation(
                 lambda pid: ReportTalk(self._agent, self._reports, pid),
                 REPORT_SILENCE_S,
@@ -133,6 +137,7 @@ class Requests:
                 "new_flow_events": agent.new_flows,
                 "interfaces": [self._describe(port) for port in agent.ports.values()],
                 "jobs": [self._summary(name) for name in agent.steering.jobs],
+                "planner": describe_planner(agent.planner),
                 "events": list(agent.events),
             }, []
 
@@ -231,7 +236,8 @@ class Requests:
 
     def _document(self, name: str) -> dict[str, Any]:
         document = describe_job(self._agent.steering, self._agent.maps, name)
-        return document | {"reports": self._reported(name)}
+        prediction = describe_prediction(self._agent.planner, name)
+        return document | prediction | {"reports": self._reported(name)}
 
     def _reported(self, name: str) -> list[dict[str, Any]]:
         return [reporter.to_json() for reporter in self._reports.of_job(name)]
@@ -271,6 +277,7 @@ class Requests:
             old = agent.steering.jobs.get(name)
             job = Job.from_json((old.job.to_json() if old else {}) | changes)
             agent.steering.set_job(job)
+            agent.jobs_changed()
             agent.save()
             agent.read_registry()
             agent.apply_control()
@@ -282,6 +289,7 @@ class Requests:
         name = str(arguments["name"])
         with agent.guard:
             agent.steering.delete_job(name)
+            agent.jobs_changed()
             agent.save()
             agent.read_registry()
             agent.apply_control()
@@ -305,3 +313,16 @@ class Requests:
         with self._agent.guard:
             self._agent.steering.clear_plan(str(arguments["name"]))
             return {"cleared": str(arguments["name"])}, []
+
+    def _policy(self, arguments: Mapping[str, Any]) -> Answer:
+        """Tell the policy in force, or rank by another one from now on."""
+        agent = self._agent
+        with agent.guard:
+            if "name" in arguments:
+                name = str(arguments["name"])
+                agent.planner.set_policy(name)
+                agent.steering.chosen_policy = name
+                agent.jobs_changed()
+                agent.save()
+                agent.note(f"policy {name}")
+            return {"policy": agent.planner.policy_name, "policies": [*POLICIES, OFF]}, []

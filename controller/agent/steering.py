@@ -6,38 +6,34 @@ none of it: what stands in the maps goes on working when the agent is gone.
 
 from __future__ import annotations
 
-import ipaddress
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from controller.agent import maps
+from controller.agent.assignments import FlowAssignments
 from controller.agent.job_reports import class_now
+from controller.agent.job_state import JobState
 from controller.agent.maps import ClassSettings, JobSettings, PortSettings
-from controller.agent.processes import read_process
 from controller.config import Config, InterfaceConfig
 from controller.congestion.dcqcn import REFERENCE_LINK_Bps, predicted_rate_Bps
 from controller.dataplane import layout
-from controller.dataplane.layout import Direction, JobFlag, PortFlag
+from controller.dataplane.layout import JobFlag, PortFlag
 from controller.errors import ConflictError, UsageError
-from controller.observe.snapshot import QueuePair
 from controller.ops.qdisc_tree import classid
 from controller.priority import classes as traffic
 from controller.priority import laxity
 from controller.priority.jobs import (
-    FlowFacts,
     Job,
     JobPlan,
-    ProcessFacts,
     check_jobs,
     check_rate,
     describe_match,
-    match_job,
-    needs_process,
 )
+from controller.priority.policies import POLICIES
+from controller.priority.policy import OFF
 from controller.priority.ports import PortFacts, PortPlan, PortWishes, plan_port, slot_ns_of
 
 # Notification point without DCQCN's constants: SIGCOMM 2015, 3.1.
@@ -57,47 +53,6 @@ _MARKS = {"window": PortFlag.MARK, "instant": PortFlag.MARK_INSTANT, "off": Port
 _ECHOES = {"becn": PortFlag.ECHO_BECN, "cnp": PortFlag.ECHO_CNP, "off": PortFlag(0)}
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """An iteration that is over: payload, first to last packet, and begin to begin."""
-
-    number: int
-    sent_bytes: int
-    window_ns: int
-    period_ns: int
-
-
-@dataclass
-class JobState:
-    """A job with its number in the dataplane and what it was told last.
-
-    ``follows_ratio``: its plan takes the compression ratio that ranks report.
-    """
-
-    job: Job
-    number: int
-    since_s: float
-    plan: JobPlan | None = None
-    follows_ratio: bool = False
-    was_matched: bool = False
-    is_warned: bool = False
-    last_iteration: Iteration | None = None
-
-
-@dataclass
-class FlowState:
-    """An outgoing flow as the rules see it. ``slot`` 0: it belongs to no job.
-
-    ``is_final``: nothing that is not known yet could change the decision; ``owner``: local
-    queue pair and process that it was made for.
-    """
-
-    job: str = ""
-    slot: int = 0
-    is_final: bool = False
-    owner: tuple[int, int] | None = None
-
-
 @dataclass
 class SteeredPort:
     """A port with what is done there."""
@@ -110,10 +65,11 @@ class SteeredPort:
 
 @dataclass(frozen=True)
 class Saved:
-    """What an earlier controller left: all classes, and number -> job."""
+    """What an earlier controller left: all classes, number -> job, a policy set at run time."""
 
     classes: tuple[traffic.TrafficClass, ...]
     jobs: Mapping[int, Job]
+    policy: str | None = None
 
 
 def read_saved(document: Mapping[str, Any]) -> Saved:
@@ -134,7 +90,10 @@ def read_saved(document: Mapping[str, Any]) -> Saved:
             raise ValueError(f"job number {number}")
         jobs[number] = Job.from_json(entry["job"])
     check_jobs(tuple(jobs.values()))
-    return Saved(classes, jobs)
+    policy = document.get("policy")
+    if policy is not None and policy not in (*POLICIES, OFF):
+        raise ValueError(f"policy {policy!r}")
+    return Saved(classes, jobs, policy)
 
 
 class Steering:
@@ -156,10 +115,16 @@ class Steering:
         self._note = note
         self.classes = config.classes
         self.jobs: dict[str, JobState] = {}
-        self._flows: dict[bytes, FlowState] = {}
-        self._free_slots = list(range(layout.MAX_CONTROLS - 1, 0, -1))
+        # Set at run time; it survives the controller. None: the configuration's.
+        self.chosen_policy: str | None = None
         self._ports: dict[int, SteeredPort] = {}
-        self._is_full = False
+        # A job's entry says which of its two plans holds: who writes either holds this.
+        self._job_lock = threading.Lock()
+        # The policy paces jobs: ports that can are told to.
+        self._policy_paces = False
+        self.flows = FlowAssignments(
+            fds, self.jobs, config.control.env_variable, self._is_forwarded, note
+        )
 
     # ---- life ----
 
@@ -176,6 +141,7 @@ class Steering:
         """
         if earlier.classes and self.classes == traffic.default_classes():
             self.classes = earlier.classes
+        self.chosen_policy = earlier.policy
         now_s = time.monotonic()
         numbers = {job.name: number for number, job in earlier.jobs.items()}
         # Configured ones first, in their order: the first rule that matches wins.
@@ -197,25 +163,9 @@ class Steering:
         )
         self._write_jobs()
         if adopted:
-            self._adopt_flows()
+            self.flows.adopt()
             for name, state in self.jobs.items():
                 state.plan = maps.read_plan(self._fds, state.number, name)
-
-    def _adopt_flows(self) -> None:
-        names = {state.number: name for name, state in self.jobs.items()}
-        taken = set()
-        for key, slot in maps.read_assignments(self._fds).items():
-            number = int(maps.read_control(self._fds, slot)["job"])
-            if number in names:
-                self._flows[key] = FlowState(names[number], slot)
-                self.jobs[names[number]].was_matched = True
-                taken.add(slot)
-            else:
-                maps.unassign(self._fds, key)
-                maps.write_control(self._fds, slot, 0)
-        self._free_slots = [slot for slot in self._free_slots if slot not in taken]
-        # The earlier one may have died between an assignment and its epoch.
-        maps.begin_epoch(self._fds)
 
     def to_json(self) -> dict[str, Any]:
         """What has to survive the agent."""
@@ -224,7 +174,13 @@ class Steering:
             "jobs": [
                 {"job": state.job.to_json(), "number": state.number} for state in self.jobs.values()
             ],
+            "policy": self.chosen_policy,
         }
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy that should be in force."""
+        return self.chosen_policy or self._config.priority.policy
 
     @property
     def env_variable(self) -> str:
@@ -317,7 +273,8 @@ class Steering:
             pace=entry.pace,
             classify=entry.classify,
             dcqcn=any(self.has_dcqcn(state.job) for state in self.jobs.values()),
-            paced_jobs=any(
+            paced_jobs=self._policy_paces
+            or any(
                 state.job.rate_Bps
                 or (state.plan and state.plan.pace and state.plan.in_force(time.monotonic_ns()))
                 for state in self.jobs.values()
@@ -337,7 +294,7 @@ class Steering:
         maps.write_classes(self._fds, number, entries)
 
     def forget_port(self, number: int) -> None:
-        """A port is no more; its flows are forgotten one by one by `forget_flow`."""
+        """A port is no more; its flows are forgotten one by one by `flows.forget`."""
         self._ports.pop(number, None)
         maps.clear_port(self._fds, number)
         self._write_jobs()
@@ -345,6 +302,10 @@ class Steering:
     def port(self, number: int) -> SteeredPort | None:
         """What is done on a port."""
         return self._ports.get(number)
+
+    def _is_forwarded(self, number: int) -> bool:
+        port = self._ports.get(number)
+        return port is not None and port.facts.kind == "forwarded"
 
     def _rewrite_ports(self) -> None:
         for number, port in list(self._ports.items()):
@@ -390,18 +351,16 @@ class Steering:
 
     def _write_job(self, state: JobState) -> None:
         job = state.job
-        maps.write_job(
-            self._fds,
-            state.number,
-            JobSettings(
-                flags=JobFlag(JobFlag.SET_ECT * job.set_ect | JobFlag.DCQCN * self.has_dcqcn(job)),
-                class_default=job.traffic_class,
-                class_floor=job.class_floor,
-                class_ceiling=job.class_ceiling,
-                pace_Bps=job.rate_Bps,
-                gap_ns=self.gap_ns(job),
-            ),
+        settings = JobSettings(
+            flags=JobFlag(JobFlag.SET_ECT * job.set_ect | JobFlag.DCQCN * self.has_dcqcn(job)),
+            class_default=job.traffic_class,
+            class_floor=job.class_floor,
+            class_ceiling=job.class_ceiling,
+            pace_Bps=job.rate_Bps,
+            gap_ns=self.gap_ns(job),
         )
+        with self._job_lock:
+            maps.write_job(self._fds, state.number, settings)
 
     def find(self, name: str) -> JobState:
         """The job of that name.
@@ -438,7 +397,7 @@ class Steering:
             raise
         state.since_s = time.monotonic()
         state.was_matched = state.is_warned = False
-        self._match_anew()
+        self.flows.match_anew()
         return state
 
     def _check_rate(self, what: str, rate_Bps: int) -> None:
@@ -450,14 +409,11 @@ class Steering:
     def delete_job(self, name: str) -> None:
         """Forget a job; its flows are left alone from now on, or go to another job."""
         state = self.find(name)
-        del self.jobs[name]
-        self._match_anew()
-        maps.write_plan(self._fds, state.number, None)
+        self._take_plan(state)
+        with self._job_lock:
+            del self.jobs[name]
+        self.flows.match_anew()
         self._rewrite_ports()
-
-    def _match_anew(self) -> None:
-        for flow in self._flows.values():
-            flow.is_final = False
 
     def set_plan(self, plan: JobPlan, follows_ratio: bool = False) -> JobPlan:
         """Tell the dataplane what is expected of a job's iteration; returns the plan in force.
@@ -475,8 +431,8 @@ class Steering:
         floor = min(max(plan.class_floor, job.class_floor), job.class_ceiling)
         ceiling = max(min(plan.class_ceiling, job.class_ceiling), floor)
         plan = replace(plan, class_floor=floor, class_ceiling=ceiling)
-        self._write_plan(state, plan)
-        state.follows_ratio = follows_ratio
+        self._write_plan(state, plan, max(1, self.flows.senders(plan.job)))
+        state.follows_ratio, state.by_hand = follows_ratio, True
         if plan.pace:
             self._rewrite_ports()  # what is missing for it is told there
         return plan
@@ -490,17 +446,77 @@ class Steering:
         if abs(ratio - plan.compression_ratio) <= RATIO_STEP * plan.compression_ratio:
             return
         if plan.in_force(time.monotonic_ns()):
-            self._write_plan(state, replace(plan, compression_ratio=ratio))
+            senders = max(1, self.flows.senders(plan.job))
+            self._write_plan(state, replace(plan, compression_ratio=ratio), senders)
 
-    def _write_plan(self, state: JobState, plan: JobPlan) -> None:
+    def _write_plan(
+        self, state: JobState, plan: JobPlan, senders: int, window_ns: int | None = None
+    ) -> None:
+        """`window_ns`: how long the bytes take undisturbed; None: until the deadline."""
         predicted = predicted_rate_Bps(
             plan.expected_bytes,
             plan.compression_ratio,
-            plan.deadline_ns - plan.window_start_ns,
-            max(1, self._senders(plan.job)),
+            window_ns or plan.deadline_ns - plan.window_start_ns,
+            senders,
         )
-        maps.write_plan(self._fds, state.number, plan, predicted)
-        state.plan = plan
+        with self._job_lock:
+            if self.jobs.get(plan.job) is state:  # else its number may be another job's by now
+                maps.write_plan(self._fds, state.number, plan, predicted)
+                state.plan = plan
+
+    def write_policy_plan(
+        self, state: JobState, plan: JobPlan | None, window_ns: int | None = None
+    ) -> bool:
+        """Write what the policy decided, or take it away; not while a plan by hand holds.
+
+        May be called from any thread. Class limits are the caller's to keep within the job's.
+
+        Parameters
+        ----------
+        window_ns
+            How long the plan's bytes take undisturbed.
+
+        Returns
+        -------
+        bool
+            Whether it was written.
+        """
+        if state.by_hand:
+            if state.plan and state.plan.in_force(time.monotonic_ns()):
+                return False
+            state.by_hand = state.follows_ratio = False
+        if plan is not None:
+            self._write_plan(state, plan, max(1, state.senders), window_ns)
+        else:
+            self._take_plan(state)
+        return True
+
+    def _take_plan(self, state: JobState) -> None:
+        with self._job_lock:
+            if self.jobs.get(state.job.name) is state:
+                maps.write_plan(self._fds, state.number, None)
+            state.plan = None
+
+    def set_policy_paces(self, paces: bool) -> None:
+        """Whether the policy in force gives rates: ports are written anew when that changes."""
+        if paces != self._policy_paces:
+            self._policy_paces = paces
+            self._rewrite_ports()
+
+    def hold_departures(self, state: JobState, until_ns: int) -> bool:
+        """Let nothing of a job depart before `until_ns`, where its ports pace; whether any does."""
+        ports = [number for number in state.ports if self._paces(number)]
+        maps.hold_departures(self._fds, state.number, ports, until_ns)
+        return bool(ports)
+
+    def _paces(self, number: int) -> bool:
+        port = self._ports.get(number)
+        return port is not None and port.plan.pace
+
+    def link_Bps(self, ports: Collection[int]) -> int:
+        """The slowest known rate of these ports; 0: none is known."""
+        found = [self._ports.get(number) for number in ports]
+        return min((port.plan.link_Bps for port in found if port and port.plan.link_Bps), default=0)
 
     def class_now(self, name: str, reported_bytes: int, current_class: int | None) -> int:
         """The class that a job's next message gets, or would get where we saw its packets.
@@ -533,148 +549,18 @@ class Steering:
         texts = [text for port in self._ports.values() for text in port.plan.missing]
         return list(dict.fromkeys(texts))
 
-    def iteration_begins(self, event: np.void) -> None:
-        """Note what the iteration before came to; `event` is an ITERATION_EVENT."""
-        for state in self.jobs.values():
-            if state.number == event["job"] and event["previous_start_ns"]:
-                began = int(event["previous_start_ns"])
-                state.last_iteration = Iteration(
-                    int(event["iteration"]) - 1,
-                    int(event["previous_bytes"]),
-                    int(event["previous_last_ns"]) - began,
-                    int(event["start_ns"]) - began,
-                )
-
     def clear_plan(self, name: str) -> None:
         """A job has no plan any more: default class, no pacing by plan."""
         state = self.find(name)
-        maps.write_plan(self._fds, state.number, None)
-        state.plan = None
+        state.by_hand = state.follows_ratio = False
+        self._take_plan(state)
         self._rewrite_ports()
 
-    def _senders(self, name: str) -> int:
-        """How many of a job's outgoing flows have sent data (the others carry ACKs only)."""
-        return sum(
-            flow.job == name and int(maps.read_control(self._fds, flow.slot)["packets"]) > 0
-            for flow in self._flows.values()
-            if flow.slot
-        )
-
-    # ---- flows ----
-
-    def match_early(self, key: np.void) -> None:
-        """A new flow: decide at once if addresses and its QPN are all that counts for it."""
-        if not self.jobs or key["direction"] != Direction.EGRESS:
-            return
-        facts = FlowFacts(*_addresses(key), int(key["dqpn"]), None, None)
-        for state in self.jobs.values():
-            if needs_process(state.job):
-                return  # it may be this one's
-            if match_job([state.job], facts, self._config.control.env_variable):
-                if self._decide(key.tobytes(), state.job, is_final=True):
-                    maps.begin_epoch(self._fds)
-                return
-            if state.job.match.qpn:
-                return  # its local end is not known yet
-
-    def match_flows(
-        self,
-        keys: np.ndarray,
-        stats: np.ndarray,
-        pairs: Mapping[bytes, int],
-        queue_pairs: Iterable[QueuePair],
-    ) -> None:
-        """Decide which job each outgoing flow belongs to, where it is not decided yet.
-
-        Parameters
-        ----------
-        keys, stats
-            The flow table, dtype FLOW_KEY and FLOW_STATS, shape (n,).
-        pairs
-            Flow key -> QPN of the opposite direction: of an outgoing flow, the local one.
-        queue_pairs
-            Of this host.
-        """
-        if not self.jobs and not self._flows:
-            return
-        owners = {(qp.port, qp.local_qpn): qp for qp in queue_pairs}
-        processes: dict[int, ProcessFacts | None] = {}
-        jobs = [state.job for state in self.jobs.values()]
-        outgoing = np.flatnonzero(keys["direction"] == Direction.EGRESS)
-        by_addresses = not any(needs_process(job) or job.match.qpn for job in jobs)
-        changed = False
-        try:
-            for index in outgoing:
-                key = keys[index]
-                raw = key.tobytes()
-                flow = self._flows.get(raw)
-                local_qpn = pairs.get(raw) or int(stats[index]["source_qpn"]) or None
-                owner = owners.get((int(key["port"]), local_qpn)) if local_qpn else None
-                # The peer's queue pair number may meet another one of ours by now.
-                identity = (owner.local_qpn, owner.pid) if owner else None
-                if flow and flow.is_final and identity in (None, flow.owner):
-                    continue
-                process = None
-                if owner and owner.pid:
-                    if owner.pid not in processes:
-                        processes[owner.pid] = read_process(owner.pid)
-                    process = processes[owner.pid]
-                facts = FlowFacts(*_addresses(key), int(key["dqpn"]), local_qpn, process)
-                job = match_job(jobs, facts, self._config.control.env_variable)
-                port = self._ports.get(int(key["port"]))
-                # Queue pairs of traffic that is only forwarded are never known.
-                is_final = by_addresses or process is not None
-                is_final |= port is not None and port.facts.kind == "forwarded"
-                changed |= self._decide(raw, job, is_final)
-                self._flows[raw].owner = identity
-        finally:
-            if changed:
-                maps.begin_epoch(self._fds)
-
-    def _decide(self, key: bytes, job: Job | None, is_final: bool) -> bool:
-        """Note a decision; whether it changes an assignment."""
-        flow = self._flows.setdefault(key, FlowState())
-        name = job.name if job else ""
-        if job:
-            self.jobs[name].was_matched = True
-        if flow.job == name:
-            flow.is_final = is_final
-            return False
-        if not job:
-            self._release(key, flow)
-            flow.is_final = is_final
-            return True
-        if not flow.slot:
-            if not self._free_slots:
-                if not self._is_full:
-                    self._note(
-                        f"{layout.MAX_CONTROLS - 1} flows belong to jobs, the most that are "
-                        "steered; others are left alone"
-                    )
-                self._is_full = True
-                return False
-            flow.slot = self._free_slots.pop()
-        maps.write_control(self._fds, flow.slot, self.jobs[name].number)
-        maps.assign(self._fds, key, flow.slot)
-        flow.job, flow.is_final = name, is_final
-        return True
-
-    def _release(self, key: bytes, flow: FlowState) -> None:
-        maps.unassign(self._fds, key)
-        if flow.slot:
-            maps.write_control(self._fds, flow.slot, 0)
-            self._free_slots.append(flow.slot)
-            self._is_full = False
-        flow.job, flow.slot = "", 0
-
-    def forget_flow(self, key: bytes) -> None:
-        """A flow was taken out of the table."""
-        flow = self._flows.pop(key, None)
-        if flow:
-            self._release(key, flow)
+    # ---- watching ----
 
     def watch(self) -> None:
         """Warn once of each job whose rule has matched nothing for a minute."""
+        self.flows.count([name for name, state in self.jobs.items() if self.has_dcqcn(state.job)])
         now_s = time.monotonic()
         for name, state in self.jobs.items():
             if state.was_matched or state.is_warned:
@@ -686,21 +572,6 @@ class Steering:
                     f"{describe_match(state.job, self.env_variable)}"
                 )
 
-    def flows_of(self, name: str) -> dict[bytes, int]:
-        """Flow key -> slot of a job's outgoing flows."""
-        return {key: flow.slot for key, flow in self._flows.items() if flow.job == name}
-
     def has_dcqcn(self, job: Job) -> bool:
         """Whether DCQCN governs a job's flows."""
         return self._config.dcqcn.enabled if job.dcqcn is None else job.dcqcn
-
-
-def _addresses(
-    key: np.void,
-) -> tuple[
-    ipaddress.IPv4Address | ipaddress.IPv6Address, ipaddress.IPv4Address | ipaddress.IPv6Address
-]:
-    return (
-        ipaddress.IPv6Address(key["saddr"].tobytes()),
-        ipaddress.IPv6Address(key["daddr"].tobytes()),
-    )

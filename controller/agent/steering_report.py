@@ -38,7 +38,8 @@ def describe_job(steering: Steering, fds: Mapping[str, int], name: str) -> dict[
     now_ns = time.monotonic_ns()
     progress = maps.read_progress(fds, state.number)
     flows = [
-        _describe_flow(steering, fds, key, slot) for key, slot in steering.flows_of(name).items()
+        _describe_flow(steering, fds, key, slot)
+        for key, slot in steering.flows.of_job(name).items()
     ]
     plan = state.plan
     return state.job.to_json() | {

@@ -2,7 +2,8 @@
 
 ``compile_programs`` starts ``python -m controller.dataplane.compile``: LLVM's tens of
 megabytes are gone when it returns. BCC only compiles here; it creates its maps for the
-moment of the compilation, and the loader creates the real ones.
+moment of the compilation, and the loader creates the real ones. What was compiled before,
+from the same source by the same compiler for the same kernel, comes from the cache.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import ctypes as ct
 import json
+import logging
 import os
 import re
 import subprocess
@@ -19,8 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.dataplane.artifact_cache import ArtifactCache, cache_directory, open_cache
+from controller.dataplane.compile_key import compilation_key
 from controller.dataplane.shim import kernel_source
 from controller.errors import UnsupportedError
+
+log = logging.getLogger("stellar.bpf_cache")
 
 # A checkout has bpf/ beside the package; an installed wheel carries it inside.
 _CANDIDATES = (Path(__file__).parents[2] / "bpf", Path(__file__).parents[1] / "bpf")
@@ -29,6 +35,7 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"(?P<name>[^"]+)"')
 _BPF_LD_IMM64 = 0x18
 _BPF_PSEUDO_MAP_FD = 1
 _INSTRUCTION_BYTES = 8
+_COMPILER_FILES = re.compile(r"lib(bcc|LLVM|clang)[^/]*\.so[^/]*$")
 
 
 @dataclass(frozen=True)
@@ -103,12 +110,64 @@ def compile_programs(
     ------
     UnsupportedError
         BCC is missing, or the compiler rejected the source (its messages are included).
+    UsageError
+        STELLAR_BPF_CACHE names no place for the cache.
     """
+    try:
+        text = "\n".join(_flatten_all(sources))
+    except OSError as error:
+        raise UnsupportedError(
+            f"The BPF programs did not compile: {error.filename}: {error.strerror}.",
+            "Install the whole project; its C sources belong to it.",
+        ) from error
     request = {
-        "sources": list(sources),
+        "text": "#include <uapi/linux/bpf.h>\n#include <uapi/linux/pkt_cls.h>\n" + text,
         "functions": list(functions),
-        "defines": dict(defines or {}),
+        "cflags": [f"-D{name}={value}" for name, value in (defines or {}).items()],
     }
+    with open_cache(cache_directory()) as cache:
+        key = compilation_key(request) if cache else None
+        if cache is None or key is None:
+            return _decode(_compile_apart(request))
+        artifact = _stored(cache, key)
+        if artifact is None:
+            with cache.locked(key):
+                # Another process may have stored it while this one waited.
+                artifact = _stored(cache, key)
+                if artifact is None:
+                    document = _compile_apart(request)
+                    cache.store(key, document)
+                    artifact = _decode(document)
+        return artifact
+
+
+def _flatten_all(sources: Sequence[str]) -> list[str]:
+    seen: set[str] = set()
+    return [flatten(source, seen=seen) for source in sources]
+
+
+def _stored(cache: ArtifactCache, key: str) -> Artifact | None:
+    """What the cache holds for a key, unless another compiler made it."""
+    document = cache.load(key)
+    if document is None:
+        return None
+    try:
+        changed = [path for path, *stamp in document["compiler"] if _stamp(path) != stamp]
+        if not changed:
+            return _decode(document)
+        log.info("%s has changed: compiling anew", changed[0])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("a stored compilation cannot be used (%r): compiling anew", error)
+    cache.discard(key)
+    return None
+
+
+def _stamp(path: str) -> list[int]:
+    state = Path(path).stat()
+    return [state.st_size, state.st_mtime_ns]
+
+
+def _compile_apart(request: Mapping[str, Any]) -> dict[str, Any]:
     result = subprocess.run(
         [sys.executable, "-m", "controller.dataplane.compile"],
         input=json.dumps(request),
@@ -124,10 +183,11 @@ def compile_programs(
             f"The BPF programs did not compile:\n{result.stderr.strip()}",
             "`controller doctor` tells what is missing.",
         )
-    return _decode(json.loads(result.stdout))
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
 
 
-def _decode(document: dict[str, Any]) -> Artifact:
+def _decode(document: Mapping[str, Any]) -> Artifact:
     maps = {entry["name"]: MapSpec(**entry) for entry in document["maps"]}
     programs = {
         entry["name"]: Program(
@@ -173,13 +233,9 @@ def _compile_here(request: dict[str, Any]) -> dict[str, Any]:
     """The part that needs BCC; runs in the short-lived process."""
     import bcc
 
-    seen: set[str] = set()
-    text = "\n".join(flatten(source, seen=seen) for source in request["sources"])
-    text = "#include <uapi/linux/bpf.h>\n#include <uapi/linux/pkt_cls.h>\n" + text
-    cflags = [f"-D{name}={value}" for name, value in request["defines"].items()]
     with kernel_source() as directory:
         os.environ["BCC_KERNEL_SOURCE"] = str(directory)
-        module = bcc.BPF(text=text, cflags=[*cflags, "-Wno-macro-redefined"])
+        module = bcc.BPF(text=request["text"], cflags=[*request["cflags"], "-Wno-macro-redefined"])
     library, handle = _table_functions(bcc.libbcc.lib), ct.c_void_p(module.module)
     maps, names = [], {}
     for number in range(library.bpf_num_tables(handle)):
@@ -205,7 +261,16 @@ def _compile_here(request: dict[str, Any]) -> dict[str, Any]:
                 "map_loads": _map_loads(instructions, names),
             }
         )
-    return {"maps": maps, "programs": programs}
+    return {"maps": maps, "programs": programs, "compiler": _compiler_files(bcc)}
+
+
+def _compiler_files(bcc: Any) -> list[list[str | int]]:
+    """(path, size, time of the last change) of what BCC consists of, as loaded here."""
+    # address, permissions, offset, device, inode, path: proc_pid_maps(5)
+    fields = (line.split(None, 5) for line in Path("/proc/self/maps").read_text().splitlines())
+    mapped = {part[5] for part in fields if len(part) == 6 and _COMPILER_FILES.search(part[5])}
+    modules = {bcc.__file__, str(Path(bcc.__file__).with_name("version.py"))}
+    return [[path, *_stamp(path)] for path in sorted(mapped | modules)]
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from controller.observe.snapshot import Snapshot, flow_rows
 from controller.observe.verdicts import Verdict, judge
 
 _MAX_CANDIDATES = 10
+# Addresses and QPNs are made of these.
+_FLOW_LIKE = re.compile(r"[0-9a-fA-FxX.:-]+")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Explanation:
         return explanation_text(self, width)
 
 
-def explain(snapshot: Snapshot, flow_query: str) -> Explanation:
+def explain(snapshot: Snapshot, flow_query: str, jobs: Sequence[str] = ()) -> Explanation:
     """Everything about one flow.
 
     Parameters
@@ -53,6 +56,8 @@ def explain(snapshot: Snapshot, flow_query: str) -> Explanation:
         The reading.
     flow_query
         The flow's name, a prefix that only it has, or its destination QPN (0x11b or 283).
+    jobs
+        Names of the jobs that could have been meant; the error lists them.
 
     Raises
     ------
@@ -61,7 +66,7 @@ def explain(snapshot: Snapshot, flow_query: str) -> Explanation:
     """
     rows = flow_rows(snapshot)
     flows = join(snapshot, rows)
-    flow = _find(flows, flow_query.strip())
+    flow = _find(flows, flow_query.strip(), jobs)
     opposite = flow.opposite
     names = {flow.name, f"{flow.src}-{flow.dst}"}
     if opposite is not None:
@@ -75,18 +80,42 @@ def explain(snapshot: Snapshot, flow_query: str) -> Explanation:
     )
 
 
-def _find(flows: Mapping[str, Flow], query: str) -> Flow:
-    if not flows:
-        raise UsageError(
-            f"No flow matches {query!r}: no RoCEv2 packet was seen at all.",
-            "`controller status` tells what is attached.",
-        )
+def flows_named(snapshot: Snapshot, query: str) -> list[str]:
+    """Names of all flows that `query` can mean, in the order of the table.
+
+    Parameters
+    ----------
+    snapshot
+        The reading.
+    query
+        As `explain` takes it.
+    """
+    # The name of a job seldom looks like an address or a number, and then nothing is read.
+    if not _FLOW_LIKE.fullmatch(query):
+        return []
+    flows = join(snapshot, flow_rows(snapshot))
+    return [flow.name for flow in _matches(flows, query)]
+
+
+def _matches(flows: Mapping[str, Flow], query: str) -> list[Flow]:
     if query in flows:
-        return flows[query]
+        return [flows[query]]
     matches = [flow for name, flow in flows.items() if query and name.startswith(query)]
     qpn = _qpn(query)
     if qpn is not None:
         matches += [flow for flow in flows.values() if flow.dqpn == qpn and flow not in matches]
+    return matches
+
+
+def _find(flows: Mapping[str, Flow], query: str, jobs: Sequence[str]) -> Flow:
+    subject = "flow or job" if jobs else "flow"
+    known = f"\nJobs:\n{_listing(jobs)}" if jobs else ""
+    if not flows:
+        raise UsageError(
+            f"No {subject} matches {query!r}: no RoCEv2 packet was seen at all.{known}",
+            "`controller status` tells what is attached.",
+        )
+    matches = _matches(flows, query)
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -95,8 +124,9 @@ def _find(flows: Mapping[str, Flow], query: str) -> Flow:
             "\nGive a whole name.",
         )
     raise UsageError(
-        f"No flow matches {query!r}; expected a name, the beginning of one, or a destination "
-        f"QPN. Flows seen:\n{_listing(_nearest(flows, query))}"
+        f"No {subject} matches {query!r}; expected {'the name of a job, ' if jobs else ''}a flow's "
+        f"name, the beginning of one, or a destination QPN. Flows seen:\n"
+        f"{_listing(_nearest(flows, query))}{known}"
     )
 
 

@@ -16,6 +16,7 @@ from controller.priority.ranges import (
     check_integer,
     check_rate_or_none,
     check_share,
+    check_slowdown,
 )
 from controller.priority.rules import (
     DEFAULT_ENV_VARIABLE,
@@ -51,6 +52,7 @@ DEFAULT_CEILING = CLASSES - 2
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,31}", re.ASCII)
 
 MAX_RANKS = 1 << 20
+MAX_GPUS = 1 << 20
 MAX_COMMUNICATOR_CHARACTERS = 64
 REPORT_PHASES = ("idle", "begin", "progress", "end")
 
@@ -77,6 +79,10 @@ class Job:
         Whether DCQCN governs its flows; None: as the configuration says for all.
     gap_ns
         A silence this long ends an iteration; 0: by the link's rate.
+    max_slowdown
+        Bound for its iteration time as a multiple of the undisturbed one, from 1; 0: as for all.
+    gpus
+        That it trains on: policies that weigh jobs by their computation count them.
 
     Raises
     ------
@@ -93,6 +99,8 @@ class Job:
     rate_Bps: int = 0
     dcqcn: bool | None = None
     gap_ns: int = 0
+    max_slowdown: float = 0.0
+    gpus: int = 1
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -110,6 +118,9 @@ class Job:
             )
         check_rate_or_none(f"{where} rate", self.rate_Bps)
         check_integer(f"{where} gap_ns", self.gap_ns, 0, MAX_TIME_ns)
+        if self.max_slowdown != 0:
+            check_slowdown(f"{where} max_slowdown", self.max_slowdown)
+        check_integer(f"{where} gpus", self.gpus, 1, MAX_GPUS)
 
     def to_json(self) -> dict[str, Any]:
         """Members by name."""

@@ -11,6 +11,8 @@ MAX_TIME_ns = (1 << 62) - 1
 # Less is a mistake; bpf/pace.h would pace at this instead (PACE_MIN_BPS).
 MIN_RATE_Bps = 1000
 MAX_RATE_Bps = 1 << 40
+# A job that may take a hundred times as long has no bound.
+MAX_SLOWDOWN = 100.0
 
 
 def check_integer(what: str, value: object, low: int, high: int) -> None:
@@ -29,6 +31,16 @@ def check_share(what: str, value: object, zero: bool) -> None:
         or (value == 0 and not zero)
     ):
         raise UsageError(f"{what} is {value!r}; allowed: {'0' if zero else 'above 0'} .. 1.")
+
+
+def check_slowdown(what: str, value: object) -> None:
+    """Raise UsageError unless `value` is a number in 1 .. MAX_SLOWDOWN."""
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not 1 <= value <= MAX_SLOWDOWN
+    ):
+        raise UsageError(f"{what} is {value!r}; allowed: 1 .. {MAX_SLOWDOWN:g}.")
 
 
 def check_rate_or_none(what: str, rate_Bps: object) -> None:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from controller.telemetry.job_views import outlook_lines
+from controller.telemetry.text import wrapped
 from controller.units import format_bytes, format_duration, format_rate
 
 Document = Mapping[str, Any]
-_WIDTH = 80
 # Of a host with many ranks the first ones tell enough.
 _REPORTS_SHOWN = 8
-
-
-def _wrapped(text: str, indent: str = "") -> str:
-    return textwrap.fill(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ",
-        break_on_hyphens=False,
-    )  # fmt: skip
 
 
 def classes_text(classes: Sequence[Document]) -> str:
@@ -41,7 +34,7 @@ def jobs_text(jobs: Sequence[Document], reported_only: Sequence[Document] = ()) 
     strangers = []
     if reported_only:
         names = ", ".join(f"{entry['name']} ({len(entry['reports'])})" for entry in reported_only)
-        strangers = [_wrapped(f"reported by processes here, but no such job: {names}")]
+        strangers = [wrapped(f"reported by processes here, but no such job: {names}")]
     if not jobs:
         none = "no jobs; create one: controller job set NAME --match src=10.0.0.0/8"
         return "\n".join([none, *strangers])
@@ -53,10 +46,11 @@ def jobs_text(jobs: Sequence[Document], reported_only: Sequence[Document] = ()) 
             f"{entry['name'][:19]:<20}{entry['traffic_class']:>6}{entry['flows']:>7}"
             f"{entry['packets']:>12,}{entry['marked']:>9,}{entry['cuts']:>8,}{rate:>14}"
         )
-        lines.append(_wrapped(entry["rule"], "  "))
+        lines.append(wrapped(entry["rule"], "  "))
+        lines += [wrapped(text, "  ") for text in outlook_lines(entry)]
     unmatched = [entry["name"] for entry in jobs if not entry["matched"]]
     if unmatched:
-        lines.append(_wrapped(f"no flow was ever seen of: {', '.join(unmatched)}"))
+        lines.append(wrapped(f"no flow was ever seen of: {', '.join(unmatched)}"))
     return "\n".join(lines + strangers)
 
 
@@ -75,7 +69,7 @@ def plan_text(plan: Document, now_ns: int) -> str:
 def job_text(job: Document) -> str:
     """One job with its flows."""
     lines = [
-        _wrapped(f"job {job['name']}: {job['rule']}"),
+        wrapped(f"job {job['name']}: {job['rule']}"),
         f"  class {job['traffic_class']} (plans: {job['class_floor']} .. {job['class_ceiling']}), "
         f"DCQCN {'on' if job['dcqcn_in_force'] else 'off'}, "
         f"ECT {'set' if job['set_ect'] else 'kept'}, "
@@ -99,13 +93,14 @@ def job_text(job: Document) -> str:
         lines.append(
             f"  plan: {format_bytes(plan['expected_bytes'])}, laxity {plan['laxity_ms']:.1f} ms"
         )
+    lines += [wrapped(text, "  ") for text in outlook_lines(job)]
     lines += _report_lines(job["reports"])
     if not job["flows"]:
         lines.append("  no flows" + ("" if job["matched"] else "; none was ever seen"))
     for flow in job["flows"]:
         rate = f"{flow['rate_bps'] / 1e6:.1f} Mbit/s" if flow["rate_limited"] else "no limit"
         number = "-" if flow["class"] is None else flow["class"]
-        lines.append(_wrapped(flow["flow"], "  "))
+        lines.append(wrapped(flow["flow"], "  "))
         lines.append(
             f"    class {number}, {flow['packets']:,} packets, {flow['marked']:,} marked, "
             f"{flow['cuts']:,} cuts, {rate}"
@@ -118,7 +113,7 @@ def _report_lines(reports: Sequence[Document]) -> list[str]:
     for entry in reports[:_REPORTS_SHOWN]:
         pid = f" (pid {entry['pid']})" if entry["pid"] else ""
         lines.append(
-            _wrapped(
+            wrapped(
                 f"rank {entry['rank']} of {entry['size']}{pid} reports iteration "
                 f"{entry['iteration']}, {entry['phase']}: {format_bytes(entry['sent_bytes'])} of "
                 f"{format_bytes(entry['expected_bytes'])} sent, compression "

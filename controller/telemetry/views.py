@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from controller.dataplane.interfaces import ABILITIES
 from controller.telemetry.control_views import jobs_text, port_lines
-
-_WIDTH = 80
+from controller.telemetry.job_views import planner_text
+from controller.telemetry.text import wrapped
 
 
 def human_bytes(count: float) -> str:
@@ -32,17 +31,10 @@ def human_duration(seconds: float) -> str:
     return f"{seconds:.1f}s"
 
 
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ",
-        break_on_hyphens=False,
-    )  # fmt: skip
-
-
 def status_text(answer: Mapping[str, Any]) -> str:
     """The `status` answer of an agent, at most 80 columns wide."""
     lines = [
-        _wrapped(
+        wrapped(
             f"controller {answer['version']}, pid {answer['pid']}, up "
             f"{human_duration(answer['uptime_s'])}, "
             f"{human_bytes(answer['resident_bytes'])} resident"
@@ -57,24 +49,28 @@ def status_text(answer: Mapping[str, Any]) -> str:
         device = f", {entry['rdma_device']}" if entry["rdma_device"] else ""
         lines.append("")
         lines.append(
-            _wrapped(f"{entry['interface']}  {entry['kind']} ({ABILITIES[entry['kind']]})", "")
+            wrapped(f"{entry['interface']}  {entry['kind']} ({ABILITIES[entry['kind']]})", "")
         )
         lines.append(f"  ingress hook {entry['mode']}, MTU {entry['mtu_bytes']}{device}")
         for direction, frames in entry["frames"].items():
             seen = ", ".join(
                 f"{reason.replace('_', ' ')} {count}" for reason, count in frames.items()
             )
-            lines.append(_wrapped(f"{direction:8}{seen or 'no frames'}", "  "))
+            lines.append(wrapped(f"{direction:8}{seen or 'no frames'}", "  "))
         drops = {name: count for name, count in entry["drops"].items() if count}
         if drops:
             text = ", ".join(f"{name} {count}" for name, count in drops.items())
-            lines.append(_wrapped(f"drops on this host since attaching: {text}", "  "))
-        lines += [_wrapped(text, "  ") for text in port_lines(entry["control"])]
+            lines.append(wrapped(f"drops on this host since attaching: {text}", "  "))
+        lines += [wrapped(text, "  ") for text in port_lines(entry["control"])]
         if entry["retired_flows"]:
             lines.append(
                 f"  idle flows taken out of the table: {entry['retired_flows']} "
                 f"({entry['retired_packets']} packets)"
             )
+    # A controller that was started by an earlier release has no planner.
+    planner = answer.get("planner")
+    if planner:
+        lines += ["", wrapped(planner_text(planner))]
     if answer["jobs"]:
         lines += ["", jobs_text(answer["jobs"])]
     cautions: dict[str, list[str]] = {}
@@ -82,11 +78,11 @@ def status_text(answer: Mapping[str, Any]) -> str:
         for caution in entry["cautions"]:
             cautions.setdefault(caution, []).append(entry["interface"])
     for caution, names in cautions.items():
-        lines += ["", _wrapped(f"note on {', '.join(names)}: {caution}", "")]
+        lines += ["", wrapped(f"note on {', '.join(names)}: {caution}", "")]
     if answer["events"]:
         lines.append("")
         lines.append("last events")
         for event in answer["events"][-8:]:
             when = datetime.fromtimestamp(event["time"]).strftime("%H:%M:%S")
-            lines.append(_wrapped(f"{when} {event['event']}", "  "))
+            lines.append(wrapped(f"{when} {event['event']}", "  "))
     return "\n".join(lines)

@@ -103,6 +103,28 @@ def test_the_status_fits_80_columns_and_names_what_was_dropped() -> None:
     assert "no frames" in text
 
 
+def test_the_status_tells_what_planning_does_and_costs() -> None:
+    answer = {
+        "version": "1", "pid": 1, "uptime_s": 1.0, "resident_bytes": 5 << 20, "adopted": False,
+        "flows": 0, "max_flows": 64, "interfaces": [], "jobs": [], "events": [],
+    }  # fmt: skip
+    planner = {
+        "policy": "laxity", "events": 12345, "plans_written": 12001,
+        "plan_latency_us": {"p50": 123.4, "p99": 1834.0}, "cpu_share": 0.0123,
+    }  # fmt: skip
+    text = status_text(answer | {"planner": planner})
+    assert max(map(len, text.splitlines())) <= 80
+    assert " ".join(text.split()).endswith(
+        "policy laxity, iteration events 12,345, plans written 12,001, event to plan p50 123.4 us, "
+        "p99 1.834 ms, CPU 1.2%"
+    )
+    quiet = planner | {"events": 0, "plans_written": 0, "plan_latency_us": None}
+    assert "event to plan" not in status_text(answer | {"planner": quiet})
+    assert "policy off" in status_text(answer | {"planner": planner | {"policy": "off"}})
+    # A controller of an earlier release does not plan.
+    assert "policy" not in status_text(answer)
+
+
 def test_a_kernel_too_old_is_named_with_what_is_needed() -> None:
     with pytest.raises(UnsupportedError, match=r"5\.10.*5\.18"):
         require_kernel("5.10.0-28-amd64")

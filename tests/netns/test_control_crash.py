@@ -62,29 +62,32 @@ def test_an_adoption_that_fails_leaves_no_program_behind(
     assert hosts[0].network_state() == before
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"jobs": [{"job": {"name": "x"}}]},
-        {"jobs": [{"job": {"name": "x"}, "number": 300}]},
-        {"jobs": [{"job": {"nam": "x"}, "number": 1}]},
-        {"classes": [{"number": 0}]},
-        {"interfaces": [{"netns": "", "name": "eth0", "mark": "bogus"}]},
-        {"interfaces": ["eth0"]},
-    ],
-)
+DAMAGES: list[dict[str, Any]] = [
+    {"jobs": [{"job": {"name": "x"}}]},
+    {"jobs": [{"job": {"name": "x"}, "number": 300}]},
+    {"jobs": [{"job": {"nam": "x"}, "number": 1}]},
+    {"classes": [{"number": 0}]},
+    {"interfaces": [{"netns": "", "name": "eth0", "mark": "bogus"}]},
+    {"interfaces": ["eth0"]},
+]
+
+
 def test_a_damaged_state_file_is_told_of_and_nothing_is_touched(
-    hosts: Hosts, controller: Controller, damage: dict[str, Any]
+    hosts: Hosts, controller: Controller
 ) -> None:
     controller.kill(controller.start(hosts[0].target))
     attached = hosts[0].network_state()
     path = controller.run_dir / "state.json"
     whole = json.loads(path.read_text())
-    path.write_text(json.dumps(whole | {"control": damage}))
-    result = controller.run("start", "--detach", check=False)
-    assert result.returncode == 1
-    assert "state.json is damaged" in result.stderr and "Traceback" not in result.stderr
-    assert hosts[0].network_state() == attached
+    for damage in DAMAGES:
+        damaged = json.dumps(whole | {"control": damage})
+        path.write_text(damaged)
+        result = controller.run("start", "--detach", check=False)
+        assert result.returncode == 1, damage
+        assert "state.json is damaged" in result.stderr, damage
+        assert "Traceback" not in result.stderr, damage
+        assert hosts[0].network_state() == attached, damage
+        assert path.read_text() == damaged
     path.write_text(json.dumps(whole))
     controller.run("stop")
 

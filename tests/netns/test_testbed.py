@@ -157,12 +157,18 @@ def holder() -> subprocess.Popen[bytes]:
     [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
 )
 def test_a_signal_removes_everything_even_if_it_comes_twice(number: int, status: int) -> None:
-    with holder() as process:
-        process.send_signal(number)
-        time.sleep(0.01)
-        process.send_signal(number)
-        assert process.wait(90) == status
+    for _ in range(10):
+        with holder() as process:
+            process.send_signal(number)
+            time.sleep(0.005)
+            process.send_signal(number)
+            found = process.wait(90)
         assert ours(process.pid) == []
+        if found == status:
+            break
+        # On a busy machine the second one may come when all is done, and ends what is left.
+        assert found == -number
+    assert found == status
 
 
 def test_the_next_run_removes_what_a_killed_one_left_and_nothing_else() -> None:

@@ -57,31 +57,47 @@ def digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def every_combination(counts: list[int], seed: int) -> dict[str, Any]:
-    """Every op, type and algorithm at some sizes, in and out of place; many in flight at once."""
+def combinations(counts: list[int], every: bool) -> list[tuple[str, str, DType, int]]:
+    """Algorithm, op, type and count of operations: all there are, or 35 that hold every pair.
+
+    Of the 35, each type meets each op, and algorithm and count go round with both, so that any
+    two values of any two of the four meet at least once. For five counts.
+    """
+    if every:
+        return list(itertools.product(ALGORITHMS, OPS, DType, counts))
+    return [
+        (ALGORITHMS[(i + j) % 2], op, dtype, counts[(i + j) % 5])
+        for i, dtype in enumerate(DType)
+        for j, op in enumerate(OPS)
+    ]
+
+
+def combined(counts: list[int], seed: int, every: bool) -> dict[str, Any]:
+    """Each combination in and out of place; 70 operations in flight at once."""
     wrong, operations, digests = [], 0, []
+    rows = combinations(counts, every)
     with Communicator.create(settings=Settings(pool_nbytes=32 << 20, chunk_nbytes=8192)) as comm:
-        for algorithm, op in itertools.product(ALGORITHMS, OPS):
+        for first in range(0, len(rows), 35):
             started = []
-            for dtype, count in itertools.product(DType, counts):
+            for algorithm, op, dtype, count in rows[first : first + 35]:
                 parts = [contribution(rank, count, dtype, seed) for rank in range(comm.size)]
                 mine = parts[comm.rank].copy()
                 out = np.empty_like(mine)
                 keep = {"algorithm": algorithm, "asynchronous": True}
                 handles = [comm.all_reduce(parts[comm.rank], op, out=out, **keep)]
                 handles.append(comm.all_reduce(mine, op, **keep))
-                started.append((dtype, count, parts, mine, out, handles))
-            for dtype, count, parts, mine, out, handles in started:
+                started.append((algorithm, op, dtype, count, parts, mine, out, handles))
+            for algorithm, op, dtype, count, parts, mine, out, handles in started:
                 for handle in handles:
                     handle.wait(120)
-                want = expected(op, dtype, parts)
+                name, want = [algorithm, op, dtype.label, count], expected(op, dtype, parts)
                 untouched = contribution(comm.rank, count, dtype, seed)
                 if not np.array_equal(parts[comm.rank], untouched):
-                    wrong.append([algorithm, op, dtype.label, count, "input", 0])
-                for name, result in (("out", out), ("in place", mine)):
+                    wrong.append([*name, "input", 0])
+                for place, result in (("out", out), ("in place", mine)):
                     bad = int(np.count_nonzero(result != want))
                     if bad:
-                        wrong.append([algorithm, op, dtype.label, count, name, bad])
+                        wrong.append([*name, place, bad])
                 operations += 2
                 digests += [digest(mine), digest(out)]
     return {"wrong": wrong, "operations": operations, "digest": digest(np.array(digests))}
@@ -206,9 +222,19 @@ def failure(call: Any) -> dict[str, Any]:
     return {"error": None, "seconds": time.monotonic() - begin}
 
 
-def disagreement(what: str, odd: int) -> dict[str, Any]:
-    """One rank calls something else than the others."""
-    with Communicator.create(settings=Settings(pool_nbytes=16 << 20, timeout_s=20)) as comm:
+def disagreements(whats: list[str], odd: int) -> list[dict[str, Any]]:
+    """One rank calls something else than the others; a new communicator for each thing."""
+    placement = Placement.from_environment(os.environ)
+    return [
+        _disagreement(replace(placement, master=Master(path=f"{placement.master.path}.{what}")),
+                      what, odd)
+        for what in whats
+    ]  # fmt: skip
+
+
+def _disagreement(placement: Placement, what: str, odd: int) -> dict[str, Any]:
+    settings = Settings(pool_nbytes=16 << 20, timeout_s=20)
+    with Communicator.create(placement, settings=settings) as comm:
         array = np.ones(50_000, np.float32)
         is_odd = comm.rank == odd
 

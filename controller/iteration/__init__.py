@@ -1,0 +1,1 @@
+"""Iterations of training jobs: sync windows, their prediction, traces to score it on."""

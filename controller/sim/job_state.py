@@ -1,0 +1,159 @@
+"""One job while it is simulated: its iteration, its class, and how the policy sees it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import deque
+
+import numpy as np
+
+from controller.priority.laxity import DEFAULT_HYSTERESIS, DEFAULT_THRESHOLDS_ns, class_of
+from controller.priority.policy import Assignment, JobView
+from controller.sim.conditions import Conditions
+from controller.sim.jobs import SimJob
+
+# A window with less than this to go is over: floating point leaves about 1e-6 of a byte.
+END_bytes = 1e-3
+# Iterations whose mean slowdown a policy is told, and how many there must be: as in
+# controller/iteration/tracker.py.
+_RECENT = 8
+_LEAST_RECENT = 2
+
+
+class JobState:
+    """One job while it is simulated."""
+
+    def __init__(self, spec: SimJob, conditions: Conditions, seed: int) -> None:
+        self.spec = spec
+        self.conditions = conditions
+        self.seed = seed
+        self.compute_ns: list[float] = []
+        self.errors: list[tuple[float, float]] = []
+        self.iteration = -1
+        self.is_open = False
+        self.compute_begin_ns = 0.0
+        self.begin_ns = 0.0  # of the window that is open, or the next
+        self.predicted_ns = 0.0
+        self.expected_bytes = 0
+        self.total_bytes = 0.0
+        self.done_bytes = 0.0
+        self.rate_Bps = 0.0
+        self.assignment = Assignment(spec.traffic_class, spec.traffic_class)
+        self.class_now = spec.traffic_class
+        self.class_next = spec.traffic_class
+        self.switch_bytes = 0.0
+        self.guard_ns = math.inf
+        self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self.carried_bytes = 0.0
+        self.resent_bytes = 0.0
+        self.next_iteration(spec.offset_ns)
+
+    def next_iteration(self, now_ns: float) -> None:
+        """Begin to compute."""
+        self.iteration += 1
+        if self.iteration >= len(self.compute_ns):
+            self._draw(max(64, 2 * self.iteration))
+        self.is_open = False
+        self.compute_begin_ns = now_ns
+        self.begin_ns = now_ns + self.compute_ns[self.iteration]
+        start_error, bytes_error = self.errors[self.iteration]
+        self.predicted_ns = now_ns + self.spec.compute_ns * (1 + start_error)
+        self.expected_bytes = max(1, round(self.spec.window_bytes * (1 + bytes_error)))
+        self.total_bytes = float(self.spec.window_bytes)
+        self.done_bytes = 0.0
+        self.rate_Bps = 0.0
+        self.guard_ns = math.inf
+
+    def _draw(self, count: int) -> None:
+        self.compute_ns = self.spec.compute_times_ns(count, self.seed)
+        # A stream of its own: errors of the controller must not change what jobs do.
+        stream = np.random.default_rng((self.seed, zlib.crc32(self.spec.name.encode()), 1))
+        off = stream.uniform(-1, 1, (count, 2))
+        off *= (self.conditions.start_error, self.conditions.bytes_error)
+        self.errors = [(float(start), float(size)) for start, size in off]
+
+    def view(self) -> JobView:
+        """As the policy sees it."""
+        spec, link_Bps = self.spec, self.conditions.link_Bps
+        return JobView(
+            name=spec.name,
+            is_open=self.is_open,
+            window_start_ns=round(self.begin_ns if self.is_open else self.predicted_ns),
+            expected_bytes=self.expected_bytes,
+            done_bytes=round(self.done_bytes),
+            alone_Bps=link_Bps,
+            compute_ns=round(spec.compute_ns),
+            max_slowdown=spec.max_slowdown,
+            slowdown=self.slowdown(),
+            traffic_class=spec.traffic_class,
+            class_floor=spec.class_floor,
+            class_ceiling=spec.class_ceiling,
+            current_class=self.class_next if self.is_open else None,
+            work=spec.work,
+        )
+
+    def slowdown(self) -> float:
+        """Of the last iterations, as the agent knows it."""
+        if len(self.recent) < _LEAST_RECENT:
+            return 1.0
+        window_ns = self.spec.window_ns(self.conditions.link_Bps)
+        ideal_ns = sum(compute_ns + window_ns for _, compute_ns in self.recent)
+        return sum(duration_ns for duration_ns, _ in self.recent) / ideal_ns
+
+    def wanted_class(self, view: JobView, now_ns: float) -> int:
+        """The class that the dataplane gives within the limits in force, by laxity."""
+        limits = self.assignment
+        if limits.class_floor >= limits.class_ceiling:
+            return limits.class_floor
+        return class_of(
+            math.floor(view.laxity_ns(round(now_ns))),
+            DEFAULT_THRESHOLDS_ns,
+            self.class_now if self.is_open and self.done_bytes else 0,
+            DEFAULT_HYSTERESIS,
+            limits.class_floor,
+            limits.class_ceiling,
+        )
+
+    def choose(self, now_ns: float) -> None:
+        """Take the class that is called for; at the next message boundary where one is open."""
+        wanted = self.wanted_class(self.view(), now_ns)
+        if not self.is_open or self.done_bytes <= 0:
+            self.class_now = self.class_next = wanted
+            return
+        self.class_next = wanted
+        message_bytes = self.conditions.message_bytes
+        if wanted == self.class_now:
+            return
+        self.switch_bytes = self.done_bytes
+        if message_bytes:
+            # What is sent so far may be a hair below a boundary that has just been reached.
+            messages = math.ceil((self.done_bytes - END_bytes) / message_bytes)
+            self.switch_bytes = max(self.done_bytes, float(messages * message_bytes))
+
+    def switch(self) -> None:
+        """Go over to the class that is called for, once the boundary is reached."""
+        if not self.is_open or self.class_next == self.class_now:
+            return
+        if self.done_bytes + END_bytes < self.switch_bytes:
+            return
+        if self.class_next > self.class_now:
+            again = min(float(self.conditions.raise_bytes), self.done_bytes)
+            self.total_bytes += again
+            self.resent_bytes += again
+        self.class_now = self.class_next
+
+    def crossing_ns(self, now_ns: float) -> float:
+        """When laxity reaches the next threshold within the limits in force."""
+        limits = self.assignment
+        falls = 1 - self.rate_Bps / self.conditions.link_Bps
+        if limits.class_floor >= limits.class_ceiling or falls <= 0:
+            return math.inf
+        laxity = self.view().laxity_ns(round(now_ns))
+        below = [
+            value
+            for number, value in enumerate(DEFAULT_THRESHOLDS_ns, start=1)
+            if number > self.class_next and number <= limits.class_ceiling and value <= laxity
+        ]
+        # One more nanosecond, since laxity must be below the threshold.
+        return now_ns + (laxity - max(below) + 1) / falls if below else math.inf

@@ -1,0 +1,113 @@
+"""A contest from beginning to end, and its records as a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from controller.allreduce.bench_plan import parse_size
+from controller.errors import InputError, UsageError
+from controller.ops.qdisc_tree import MAX_RATE_Bps, MIN_RATE_Bps
+from controller.units import format_rate, parse_rate_Bps
+from controller.workload.contest import Contest, Options, Progress, run_contest
+from controller.workload.fabric import shared_hosts
+from controller.workload.mixes import Mix
+from controller.workload.plan import Traffic
+
+
+def make_traffic(rate: str, ranks: int, chunk: str) -> Traffic:
+    """From the options of the command line.
+
+    Raises
+    ------
+    UsageError
+        One cannot be read or is impossible.
+    """
+    rate_Bps = parse_rate_Bps(rate, "--rate")
+    if not MIN_RATE_Bps <= rate_Bps <= MAX_RATE_Bps:
+        raise UsageError(
+            f"--rate {rate} cannot be shaped; allowed: {format_rate(MIN_RATE_Bps)} .. "
+            f"{format_rate(MAX_RATE_Bps)}."
+        )
+    traffic = Traffic(rate_Bps, ranks, parse_size(chunk, "--chunk"))
+    traffic.settings()  # complains about a chunk that cannot be
+    return traffic
+
+
+def compare(
+    mix: Mix,
+    traffic: Traffic,
+    options: Options,
+    progress: Progress,
+    told: Callable[[str], None] = lambda _: None,
+) -> Contest:
+    """Build the hosts, run the contest there, remove the hosts.
+
+    Raises
+    ------
+    StellarError
+        The hosts cannot be built, a controller cannot start, or a rank failed.
+    """
+    with shared_hosts(traffic) as bed:
+        return run_contest(mix, traffic, bed, options, progress, told)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be made, before minutes of measuring.
+
+    Raises
+    ------
+    InputError
+        Its folder is not there, or nobody may write into it.
+    """
+    if not path.parent.is_dir():
+        raise _unwritable(path, f"{path.parent} is no folder")
+    if not os.access(path.parent, os.W_OK):
+        raise _unwritable(path, f"{path.parent} is not writable")
+
+
+def _unwritable(path: Path, reason: str | None) -> InputError:
+    return InputError(f"{path} cannot be written: {reason}.", "Name another file.")
+
+
+def write_records(path: Path, contest: Contest) -> None:
+    """Write all records; a file that is there is replaced as a whole.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(contest.to_json()) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(
+            f"{path}: {error.strerror}.", "Name a file that can be written."
+        ) from error
+
+
+def read_records(path: Path) -> Contest:
+    """Read what `write_records` wrote.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or holds something else.
+    """
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}.", "Name a readable file.") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}.") from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: a {type(document).__name__}; expected an object.")
+    try:
+        return Contest.from_json(document)
+    except (InputError, UsageError) as error:
+        raise InputError(f"{path}: {error.message}", error.remedy) from error
