@@ -38,9 +38,9 @@ def _show_mixes() -> None:
               help="Turns of each policy.")  # fmt: skip
 @click.option("-n", "--iterations", type=click.IntRange(1, 1_000_000), default=20,
               show_default=True, help="Of the slowest job in each turn.")  # fmt: skip
-@click.option("-w", "--warmup", type=click.IntRange(1, 1_000_000), default=3, show_default=True,
+@click.option("-w", "--warmup", type=click.IntRange(1, 1_000_000), default=8, show_default=True,
               help="Iterations before them, which do not count.")  # fmt: skip
-@click.option("--rate", default="30mbit", show_default=True, metavar="R",
+@click.option("--rate", default="12mbit", show_default=True, metavar="R",
               help="Of every host's link.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(2, 16), default=3, show_default=True,
               help="Of each job, one a host.")  # fmt: skip

@@ -26,7 +26,7 @@ from controller.priority.jobs import (
 )
 from controller.priority.policies import POLICIES
 from controller.priority.policy import DEFAULT_MAX_SLOWDOWN, DEFAULT_POLICY, OFF
-from controller.priority.ranges import MAX_RATE_Bps, MAX_SLOWDOWN, MIN_RATE_Bps
+from controller.priority.ranges import MAX_SLOWDOWN, MAX_RATE_Bps, MIN_RATE_Bps
 from controller.priority.rules import check_variable
 
 MIN_FLOWS = 64

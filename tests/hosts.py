@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,8 +112,10 @@ class Controller:
     def start(self, *targets: str, extra: tuple[str, ...] = ()) -> int:
         """Start in the background; returns the process id."""
         interfaces = [part for target in targets for part in ("-i", target)]
-        self.run("start", "--detach", *interfaces, *extra)
-        pid = int(self.json("status")["pid"])
+        text = self.run("start", "--detach", *interfaces, *extra).stdout
+        found = re.search(r"\(pid (\d+)\)", text)
+        assert found, text
+        pid = int(found[1])
         self._started.append(pid)
         return pid
 
@@ -130,7 +133,9 @@ class Controller:
         raise AssertionError(f"process {pid} did not die")
 
     def close(self) -> None:
-        self.run("stop", check=False)
+        # After a stop in order there is nothing left of it.
+        if list(self.run_dir.glob("state*")) + list(self.run_dir.glob("*.sock")):
+            self.run("stop", check=False)
         for pid in self._started:
             # By then its number may be another process's.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from scapy.contrib.roce import AETH, BTH, CNPPadding
 from scapy.fields import BitField, IntField, LongField, XIntField
-from scapy.layers.inet import IP, UDP, IPOption_NOP
+from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1AD, Dot1Q, Ether
 from scapy.packet import Packet, Raw
@@ -230,7 +230,9 @@ def _network_layers(
         for extension in extensions:
             layer = layer / extension.copy()
         return layer
-    return IP(src=src, dst=dst, tos=tos, options=[IPOption_NOP()] * (4 * options), **ip)
+    # No-operations (one byte, 1), as one item: scapy copies every item of a list at every layer.
+    words = [Raw(b"\x01" * (4 * options))] if options else []
+    return IP(src=src, dst=dst, tos=tos, options=words, **ip)
 
 
 def link(vlans: Sequence[int]) -> Packet:

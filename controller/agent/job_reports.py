@@ -189,7 +189,12 @@ class ReportTalk:
                         f"job {report.job} is reported by pid {reporter.pid or 'unknown'}, and "
                         "there is no such job: controller job set, or [[job]]"
                     )
-                return {"class": None, "traffic_class": None, "plan_valid_until_ns": None}
+                return {
+                    "class": None,
+                    "traffic_class": None,
+                    "plan_valid_until_ns": None,
+                    "packets_seen": False,
+                }
             if ratio := self._reports.compression_ratio(report.job):
                 agent.steering.report_ratio(report.job, ratio)
             agent.planner.reported(
@@ -209,6 +214,8 @@ class ReportTalk:
                 # The ECN bits are the NIC's own.
                 "traffic_class": agent.steering.classes[number].dscp << 2,
                 "plan_valid_until_ns": plan.valid_until_ns if plan and holds else None,
+                # Then the rank need not tell how far it is.
+                "packets_seen": state.was_matched,
             }
 
     def close(self) -> None:

@@ -38,6 +38,9 @@ _EVENT = struct.Struct("<IIQQQQ")
 # A plan also covers the beginning of the next window, until the agent has seen it; when nobody
 # renews it, the job is back at its default class after so many periods.
 _VALID_PERIODS = 3.0
+# A job that is not predicted after so many windows is not periodic; until then it is new.
+_LEARNING_WINDOWS = 8
+_LEARNING_HOLDS_NS = 10_000_000_000
 _HISTORY_KEPT = 16
 _LATENCIES_KEPT = 1024
 # Payload of a full packet to its bytes on the wire: 4096 of 4170 (path MTU 4096).
@@ -45,6 +48,9 @@ _PAYLOAD_SHARE = 0.98
 # A window is looked at again this long after its expected end, and then each such share of it.
 _LATE_SHARE = 0.1
 _LEAST_WAIT_NS = 2 * _MS
+# Last packets and credits of a window come this long after its bytes are complete. Far below a
+# compute phase, far above a round trip.
+_SETTLE_NS = 10 * _MS
 _CPU_PERIOD_NS = 5_000_000_000
 
 
@@ -69,12 +75,17 @@ class Planned:
     is_next: bool = False
     iteration: int = 0
     done_bytes: int = 0
+    last_ns: int = 0
     is_open: bool = False
     # Without packets that we see, its ranks' reports are the events.
     by_reports: bool = False
+    # Begin of the window for which it was put first to be learned.
+    learning_ns: int = 0
     # Of its next window, until that begins.
     shift_ns: int = 0
     view: JobView | None = None
+    # When the plan of its next window may be written, should that wait.
+    settled_ns: int | None = None
     # When its laxity has run out, should it still wait then.
     guard_ns: int | None = None
     history: deque[Decision] = field(default_factory=lambda: deque(maxlen=_HISTORY_KEPT))
@@ -314,16 +325,20 @@ class Planner:
         opened = [planned for planned in group if planned.is_open]
         if policy.tick_ns and len(opened) > 1:
             return True
+        if any(each.settled_ns is not None and now_ns >= each.settled_ns for each in group):
+            return True
         if any(each.guard_ns is not None and now_ns >= each.guard_ns for each in opened):
             return True
         return not all(self._still_open(planned, now_ns) for planned in opened)
 
     def _still_open(self, planned: Planned, now_ns: int) -> bool:
-        last_ns = 0
+        planned.last_ns = 0
         if not planned.by_reports:
             progress = maps.read_progress(self._fds, planned.state.number)
-            planned.done_bytes, last_ns = int(progress["bytes"]), int(progress["last_ns"])
-        return planned.tracker.is_open(now_ns, planned.done_bytes, last_ns, self._gap_ns(planned))
+            planned.done_bytes, planned.last_ns = int(progress["bytes"]), int(progress["last_ns"])
+        return planned.tracker.is_open(
+            now_ns, planned.done_bytes, planned.last_ns, self._gap_ns(planned)
+        )
 
     def _groups(self) -> list[list[Planned]]:
         """Jobs that share an interface, directly or by others; one without any stands alone."""
@@ -355,8 +370,12 @@ class Planner:
             start_ns, expected = tracker.start_ns, tracker.expected_bytes(now_ns)
             done = planned.done_bytes
         else:
+            start_ns, expected = round(coming.next_start_ns), round(coming.bytes or 0)
+            if planned.last_ns > tracker.start_ns:
+                # Others may have stretched its window: the compute phase begins when that ends.
+                start_ns = planned.last_ns + round(coming.compute_ns)
             # Overdue: it may begin at any moment, and its deadline counts from then.
-            start_ns, expected = max(now_ns, round(coming.next_start_ns)), round(coming.bytes or 0)
+            start_ns = max(now_ns, start_ns)
             done = 0
         alone_Bps = tracker.alone_Bps(self._limit_Bps(state))
         if expected <= 0 or alone_Bps <= 0:
@@ -392,7 +411,11 @@ class Planner:
     def _gap_ns(self, planned: Planned) -> int:
         job = planned.state.job
         default_ns = self._steering.gap_ns(job)
-        return default_ns if job.gap_ns else planned.tracker.gap_ns(default_ns)
+        decision = planned.decision
+        waits = planned.is_open and decision is not None and bool(decision.assignment.waits_for)
+        if job.gap_ns and not waits:
+            return default_ns  # as it was configured
+        return planned.tracker.gap_ns(default_ns, waits)
 
     def _limit_Bps(self, state: JobState) -> float:
         """What all links of a job carry together, as payload; 0: one is not known."""
@@ -417,11 +440,26 @@ class Planner:
                     view, len(assignment.waits_for), payload_Bps
                 )
                 planned.guard_ns = now_ns + round(laxity_ns) if laxity_ns > 0 else None
-            if view is None or assignment is None:
+            if view is None and policy.newcomers_first and self._is_new(planned):
+                self._put_first(planned, now_ns)
+            elif view is None or assignment is None:
                 self._take_plan(planned)
             else:
                 is_new = planned is begun or planned.is_next == planned.is_open
+                if self._is_settling(planned, now_ns):
+                    continue
                 self._decide(planned, view, assignment, now_ns, is_new, link_Bps)
+
+    @staticmethod
+    def _is_settling(planned: Planned, now_ns: int) -> bool:
+        """Whether a window is over by its bytes and its last packets may still be under way.
+
+        With the plan of the next window they might rise and overtake those before them.
+        """
+        settled_ns = planned.last_ns + _SETTLE_NS
+        waits = not planned.is_open and not planned.is_next and now_ns < settled_ns
+        planned.settled_ns = settled_ns if waits and planned.decision else None
+        return planned.settled_ns is not None
 
     def _decide(
         self,
@@ -469,6 +507,41 @@ class Planner:
         planned.plans_written += 1
         self.plans_written += 1
 
+    @staticmethod
+    def _is_new(planned: Planned) -> bool:
+        """Whether too little is known of a job to say that it is not periodic."""
+        tracker = planned.tracker
+        return tracker.start_ns > 0 and len(tracker.past) < _LEARNING_WINDOWS
+
+    def _put_first(self, planned: Planned, now_ns: int) -> None:
+        """The highest class for a job that is being learned; renewed with each of its windows."""
+        job = planned.state.job
+        start_ns = planned.tracker.start_ns
+        if planned.decision is not None and planned.learning_ns == start_ns:
+            return
+        plan = JobPlan(
+            job=planned.name,
+            expected_bytes=1,
+            window_start_ns=start_ns,
+            deadline_ns=start_ns + 1,
+            valid_until_ns=now_ns + _LEARNING_HOLDS_NS,
+            rate_Bps=0,
+            gap_ns=0,
+            class_floor=job.class_ceiling,
+            class_ceiling=job.class_ceiling,
+        )
+        if self._steering.write_policy_plan(planned.state, plan):
+            first = planned.decision is None
+            planned.learning_ns = start_ns
+            planned.decision = Decision(
+                now_ns,
+                Assignment(job.class_ceiling, job.class_ceiling, why="its iterations are learned"),
+            )
+            if first:
+                planned.history.append(planned.decision)
+            planned.plans_written += 1
+            self.plans_written += 1
+
     def _take_plan(self, planned: Planned) -> None:
         """A job that nobody ranks has its default class."""
         if planned.decision is None:
@@ -482,7 +555,7 @@ class Planner:
     def _schedule(self, policy: Policy, group: list[Planned], now_ns: int) -> None:
         """Look again when a window should be over, a laxity runs out, or the policy ticks."""
         opened = [planned for planned in group if planned.is_open]
-        dues: list[float] = []
+        dues: list[float] = [each.settled_ns for each in group if each.settled_ns is not None]
         if policy.tick_ns and len(opened) > 1:
             dues.append(now_ns + policy.tick_ns)
         for planned in opened:

@@ -37,6 +37,9 @@ MIN_PERIOD_ms, MAX_PERIOD_ms = 5, 1000
 # An idle reporter says that it is still there, and hears of a class set meanwhile. The controller
 # drops those that are silent for five times as long.
 IDLE_PERIOD_S = 1.0
+# Where the controller counts the job's packets itself, it needs to hear only when the rank begins
+# and stops to send.
+CALM_PERIOD_S = 0.5
 RECONNECT_S = 1.0
 # A controller that reads the queue pairs of a busy host may need tens of ms.
 ANSWER_TIMEOUT_S = 1.0
@@ -58,11 +61,14 @@ class ClassInForce:
         Traffic class byte of an address handle: the class's DSCP << 2.
     plan_valid_until_ns
         CLOCK_MONOTONIC; None: it is the job's default class, no plan says otherwise.
+    packets_seen
+        Whether the controller's dataplane sees the job's packets.
     """
 
     number: int
     traffic_class: int
     plan_valid_until_ns: int | None
+    packets_seen: bool = False
 
 
 class ReportedOperation:
@@ -152,6 +158,8 @@ class JobReporter:
         # Bytes of operations that are over, of the iteration that began last.
         self._iteration, self._iteration_bytes = 0, 0
         self._began = self._ended = False
+        # The first operation began to run, or the last one is over, and it is not told yet.
+        self._turned = False
 
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -210,6 +218,7 @@ class JobReporter:
         with self._lock:
             if iteration != self._iteration:
                 self._iteration, self._iteration_bytes = iteration, 0
+            self._turned |= not self._running
             self._running.append(operation)
             self._began = True
             self._urge()
@@ -224,6 +233,7 @@ class JobReporter:
             if operation.iteration == self._iteration:
                 self._iteration_bytes += operation.sent_bytes
             self._ended = True
+            self._turned |= not self._running
             self._urge()
 
     def _urge(self) -> None:
@@ -261,16 +271,21 @@ class JobReporter:
         try:
             while not self._closing.is_set():
                 now_s = time.monotonic()
-                news = self._began or self._ended
+                in_force = self.in_force
+                is_calm = in_force is not None and in_force.packets_seen
+                news = self._turned if is_calm else self._began or self._ended
                 if self._connection is None:
                     due_s = tried_s + RECONNECT_S
                 elif news:
                     due_s = reported_s + self._period_s / _MESSAGES_A_PERIOD
                 else:
-                    due_s = reported_s + (self._period_s if self._running else IDLE_PERIOD_S)
+                    period_s = max(self._period_s, CALM_PERIOD_S) if is_calm else self._period_s
+                    due_s = reported_s + (period_s if self._running else IDLE_PERIOD_S)
                 if due_s > now_s:
                     # With news to tell, only time counts; without, news may cut the time short.
                     only_time = news or self._connection is None
+                    if not only_time and is_calm:
+                        self._rest()
                     (self._closing if only_time else self._wake).wait(due_s - now_s)
                     continue
                 tried_s = reported_s = now_s
@@ -281,6 +296,12 @@ class JobReporter:
                     self._disconnect(error)
         finally:
             self._disconnect(None)  # whatever ended this thread: no class that nobody renews
+
+    def _rest(self) -> None:
+        """Sleep over what is no turn: it waits for the next message."""
+        with self._lock:
+            if not self._turned and not self._closing.is_set():
+                self._wake.clear()
 
     def _disconnect(self, error: Exception | None) -> None:
         with self._lock:
@@ -297,7 +318,7 @@ class JobReporter:
         """What there is to tell; from here on it counts as told."""
         with self._lock:
             began, ended = self._began, self._ended
-            self._began = self._ended = False
+            self._began = self._ended = self._turned = False
             self._wake.clear()
             running = tuple(self._running)
             iteration, iteration_bytes = self._iteration, self._iteration_bytes
@@ -380,6 +401,7 @@ def parse_answer(raw: bytes) -> ClassInForce | None:
     number: Any = document.get("class")
     traffic_class: Any = document.get("traffic_class")
     until_ns: Any = document.get("plan_valid_until_ns")
+    packets_seen: Any = document.get("packets_seen", False)
     if number is None:
         return None
     try:
@@ -389,6 +411,8 @@ def parse_answer(raw: bytes) -> ClassInForce | None:
             check_integer("plan_valid_until_ns", until_ns, 0, MAX_TIME_ns)
         if traffic_class & 3:
             raise UsageError(f"traffic_class is {traffic_class}; allowed: a DSCP << 2.")
+        if not isinstance(packets_seen, bool):
+            raise UsageError(f"packets_seen is {packets_seen!r}; allowed: true, false.")
     except UsageError as error:
         raise ValueError(error.message) from error
-    return ClassInForce(number, traffic_class, until_ns)
+    return ClassInForce(number, traffic_class, until_ns, packets_seen)

@@ -124,6 +124,7 @@ def judge(
     was: bool = False,
     has_doubt: bool = False,
     independent: int | None = None,
+    widened: float = 1.0,
 ) -> Verdict:
     """Tell whether these durations, oldest first, are those of a periodic job.
 
@@ -140,6 +141,9 @@ def judge(
     independent
         So many of the durations are free to differ; None: all. Less where they were divided by
         medians of their own.
+    widened
+        Bounds are this much wider, where something else speaks for a period that chance has to
+        explain as well.
 
     Returns
     -------
@@ -152,9 +156,10 @@ def judge(
         return Verdict(False, 0.0, math.nan, f"{count} periods are known, 2 are needed")
     place = max(2, min(independent or count, JUDGED)) - 2
     bound, bound_trimmed = _ALL[place], _TRIMMED[place]
-    if has_evidence:
-        bound = min(_EVIDENCE * bound, max(_ALL[-1], bound))
-        bound_trimmed = min(_EVIDENCE * bound_trimmed, max(_TRIMMED[-1], bound_trimmed))
+    factor = _EVIDENCE if has_evidence else widened
+    if factor > 1:
+        bound = min(factor * bound, max(_ALL[-1], bound))
+        bound_trimmed = min(factor * bound_trimmed, max(_TRIMMED[-1], bound_trimmed))
     if has_doubt:
         bound, bound_trimmed = _DOUBT * bound, _DOUBT * bound_trimmed
     middle = statistics.median(judged)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from controller.iteration.bursts import BurstPattern
 from controller.iteration.forecast import Forecaster
-from controller.iteration.periodicity import JUDGED, comparable, judge, lengths_agree
+from controller.iteration.periodicity import JUDGED, Verdict, comparable, judge, lengths_agree
 
 # Weight of "end of the window plus compute time" against "begin plus period" before either has
 # been tried: the compute phase begins when the gradients are there, so the end says more. Both
@@ -31,6 +33,10 @@ _SAME_BYTES = 0.005
 # Bytes as evidence for a period where few are known; against it where they vary by this share.
 _FEW = 6
 _SIZES_VARY = 0.25
+# Compute phases are judged where bytes have repeated in so many windows, and while few are known
+# with wider bounds: that bytes repeat is evidence, too.
+_REPEATED = 3
+_BY_COMPUTE = 1.5
 # A verdict is held on to once it rests on so many windows; fewer may be alike by chance.
 _SETTLED = 8
 
@@ -314,18 +320,57 @@ class Predictor:
         """Bytes repeat exactly from iteration to iteration, and so do lengths about."""
         told = [window for window in self._windows if window.end_ns is not None][-JUDGED:]
         sizes = [window.bytes for window in told]
-        if len(told) <= 2 * bursts - 1 or None in sizes:
-            return False
+        return (
+            len(told) > 2 * bursts - 1
+            and self._repeats(sizes, bursts)
+            and all(
+                lengths_agree(
+                    [
+                        window.end_ns - window.start_ns
+                        for window in told[place::bursts]
+                        if window.end_ns
+                    ]
+                )
+                for place in range(bursts)
+            )
+        )
+
+    def _by_compute(self, bursts: int) -> Verdict | None:
+        """The verdict by compute phases alone, of a job whose windows others stretch; None: none.
+
+        Jobs that contend for a link have windows, and so periods, of any length, but each computes
+        as long as ever, and moves the same bytes.
+        """
+        if bursts > 1:
+            return None
+        silences: list[float] = []
+        newest: int | None = None
+        # From the newest backwards, as long as bytes repeat: what was seen before the job's flows
+        # were all known, or while two windows ran into one, says nothing.
+        for window, later in itertools.pairwise(reversed([*self._windows])):
+            end_ns, size = later.end_ns, later.bytes
+            if end_ns is None or size is None or end_ns <= later.start_ns:
+                break
+            newest = size if newest is None else newest
+            if abs(size - newest) > _SAME_BYTES * newest:
+                break
+            silences.append(float(window.start_ns - end_ns))
+        if len(silences) < _REPEATED:
+            return None
+        silences.reverse()
+        few = len(silences) < _SETTLED
+        verdict = judge(silences[-JUDGED:], widened=_BY_COMPUTE if few else 1.0)
+        if not verdict.is_periodic:
+            return None
+        return replace(verdict, why=f"compute phases: {verdict.why}")
+
+    @staticmethod
+    def _repeats(sizes: Sequence[int | None], bursts: int) -> bool:
+        """Whether bytes are those of `bursts` windows before, each time."""
         known = [size for size in sizes if size is not None]
-        repeats = all(
+        return len(known) == len(sizes) and all(
             abs(new - old) <= _SAME_BYTES * old
             for new, old in zip(known[bursts:], known, strict=False)
-        )
-        return repeats and all(
-            lengths_agree(
-                [window.end_ns - window.start_ns for window in told[place::bursts] if window.end_ns]
-            )
-            for place in range(bursts)
         )
 
     def _sizes_vary(self, bursts: int) -> bool:
@@ -354,6 +399,8 @@ class Predictor:
             independent,
         )
         self._was_periodic = verdict.is_periodic
+        if not verdict.is_periodic:
+            verdict = self._by_compute(bursts) or verdict
         following = (self._begun - self._first) % bursts
         expected = self._positions[following]
         period_ns = math.fsum(

@@ -28,8 +28,12 @@ _RATE_BYTES_SHARE = 0.5
 # A silence shorter than this share of the usual one is a pause within the window: a rank that
 # waits for a starved neighbour is silent, too.
 _GAP_SHARE = 0.4
+_WAITING_GAP_SHARE = 0.8
 # Repeated packets are not counted, sizes waver by a header: so much of the bytes is all of them.
 _COMPLETE_SHARE = 0.995
+_ALMOST_SHARE = 0.9
+# More than that is a window of another size, of which the end is not known.
+_BEYOND_SHARE = 1.02
 # Bytes within this share of what was expected are no news.
 _SAME_SHARE = 0.01
 # A report older than this says nothing about now: ranks report every 50 ms while they work.
@@ -103,7 +107,7 @@ class JobTracker:
         self._windows: deque[PastWindow] = deque(maxlen=_KEPT)
         self._previous_ns = 0
         self._end: tuple[int, int] | None = None
-        self._is_over = False
+        self._is_over = self._is_closed = False
         self._reported_open: bool | None = None
         self._reported_bytes = 0
         self._reported_ns = 0
@@ -123,7 +127,7 @@ class JobTracker:
         self._previous_ns = self.start_ns
         self.current = self.prediction
         self.start_ns = start_ns
-        self._is_over = False
+        self._is_over = self._is_closed = False
 
     def learn(self, end_ns: int | None = None, sent_bytes: int | None = None) -> bool:
         """Learn from the window before the one that began last.
@@ -241,14 +245,20 @@ class JobTracker:
         gap_ns
             Silence that ends it.
         """
-        if not self.start_ns or self._is_over:
+        if not self.start_ns or self._is_over or self._is_closed:
             return False
-        if self._has_report(now_ns):
-            return bool(self._reported_open)
-        if last_ns + gap_ns < now_ns:
+        expected = self.expected_bytes(now_ns) if self.is_predicted else 0
+        told_open = self._reported_open if self._has_report(now_ns) else None
+        # Ranks that reduce one bucket after the other stop for a moment between two.
+        almost = done_bytes >= _ALMOST_SHARE * expected
+        if expected and (
+            _COMPLETE_SHARE * expected <= done_bytes <= _BEYOND_SHARE * expected
+            or (told_open is False and almost)
+        ):
+            # For good: a rank's report that was under way must not open it again.
+            self._is_closed = True
             return False
-        expected = self.expected_bytes(now_ns)
-        return not (self.is_predicted and expected and done_bytes >= expected * _COMPLETE_SHARE)
+        return last_ns + gap_ns >= now_ns if told_open is None else told_open
 
     def alone_Bps(self, limit_Bps: float) -> float:
         """Payload rate that the job reaches when nobody disturbs it: the best of late.
@@ -261,17 +271,20 @@ class JobTracker:
         best = self._best_Bps or limit_Bps
         return min(best, limit_Bps) if limit_Bps else best
 
-    def gap_ns(self, default_ns: int) -> int:
+    def gap_ns(self, default_ns: int, waits: bool = False) -> int:
         """Silence that should end a window: longer than its pauses, shorter than the compute phase.
 
         Parameters
         ----------
         default_ns
-            By the link's rate; never less than this.
+            By the link's rate, or as configured; never less than this.
+        waits
+            Whether others go first: it may then be silent for long without being over.
         """
         if self._least_silence_ns is None or not self.is_predicted:
             return default_ns
-        return max(default_ns, int(_GAP_SHARE * self._least_silence_ns))
+        share = _WAITING_GAP_SHARE if waits else _GAP_SHARE
+        return max(default_ns, int(share * self._least_silence_ns))
 
     def slowdown(self, alone_Bps: float) -> float:
         """Mean of the last iterations over what they would take undisturbed; 1.0: not known."""

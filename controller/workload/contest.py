@@ -54,7 +54,7 @@ class Options:
     policies: tuple[str, ...] = DEFAULT_POLICIES
     rounds: int = 3
     iterations: int = 20
-    warmup: int = 3
+    warmup: int = 8
     seed: int = 1
 
     def __post_init__(self) -> None:

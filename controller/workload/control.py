@@ -15,7 +15,7 @@ from controller.ops.testbed import Testbed
 from controller.priority.jobs import DEFAULT_CLASS
 from controller.workload.fabric import target
 from controller.workload.mixes import Mix
-from controller.workload.plan import Traffic
+from controller.workload.plan import Traffic, gap_ns
 
 # Nobody decides: no controller runs, and every flow gets its part of the queue.
 FAIR = "fair"
@@ -78,7 +78,7 @@ def config_text(mix: Mix, traffic: Traffic, bed: Testbed, policy: str) -> str:
             f"name = {json.dumps(job.name)}",
             f"class = {number}",
             f"max_slowdown = {float(job.max_slowdown)}",
-            f'gap = "{traffic.gap_ns}ns"',
+            f'gap = "{gap_ns(mix, job)}ns"',
         ]
     return "\n".join(lines) + "\n"
 

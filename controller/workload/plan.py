@@ -21,7 +21,10 @@ _MESSAGE_OVERHEAD_BYTES = 20
 PATH_MTU_BYTES = 4096
 # A class that gets its floor only. `controller qdisc setup` gives each class this share.
 _FLOOR_SHARE = 0.05
-_GAP_MESSAGES = 1.5
+# Of a job's shortest compute phase: a silence that long ends its iteration. The controller's own
+# default is two windows of a queue pair, which on links as slow as these is longer than the
+# compute phases: iterations would run into one another.
+_GAP_SHARE = 0.5
 # Shorter jobs end last, so that the longest one never runs alone: what the slowest of them may
 # take longer than planned.
 _SPARE = 1.15
@@ -60,16 +63,6 @@ class Traffic:
         drain_ns = window_bytes(PATH_MTU_BYTES + 104) * 1e9 / (_FLOOR_SHARE * self.rate_Bps)
         return safe_timeout(round(drain_ns))
 
-    @property
-    def gap_ns(self) -> int:
-        """Silence that ends an iteration: longer than any within one, shorter than a compute phase.
-
-        Within one, a rank is silent for as long as a message takes through a class that gets its
-        floor only. The controller's own default is two windows of a queue pair, which on slow
-        links is longer than the compute phases here: iterations would run into one another.
-        """
-        return round(_GAP_MESSAGES * self.chunk_nbytes * 1e9 / (_FLOOR_SHARE * self.rate_Bps))
-
     def buckets_nbytes(self, job: MixJob) -> tuple[int, ...]:
         """Gradient buckets that take the job's window when nobody else sends.
 
@@ -102,6 +95,11 @@ class Traffic:
     def from_json(cls, document: Mapping[str, Any]) -> Traffic:
         """From `to_json`."""
         return cls(**document)
+
+
+def gap_ns(mix: Mix, job: MixJob) -> int:
+    """Silence that ends an iteration of a job, as its configuration names it."""
+    return round(_GAP_SHARE * (1 - mix.jitter) * job.compute_ns)
 
 
 @dataclass(frozen=True)

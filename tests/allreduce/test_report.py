@@ -23,7 +23,7 @@ from controller.allreduce.report import ClassInForce, JobReporter, parse_answer
 from controller.errors import UsageError
 from controller.priority.jobs import JobReport
 
-ANSWER = {"class": 5, "traffic_class": 136, "plan_valid_until_ns": None}
+ANSWER = {"class": 5, "traffic_class": 136, "plan_valid_until_ns": None, "packets_seen": False}
 
 
 class Fake:

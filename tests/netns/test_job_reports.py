@@ -332,7 +332,12 @@ def test_a_report_that_cannot_be_is_refused_and_kept_nowhere(
     steered: Controller, changes: dict[str, Any], words: str
 ) -> None:
     answers = raw_exchange(steered, GOOD, GOOD | changes)
-    assert answers[0] == {"class": None, "traffic_class": None, "plan_valid_until_ns": None}
+    assert answers[0] == {
+        "class": None,
+        "traffic_class": None,
+        "plan_valid_until_ns": None,
+        "packets_seen": False,
+    }
     assert words in answers[1]["error"]
     wait(lambda: reported_only(steered) == [])
 

@@ -8,7 +8,7 @@ import pytest
 
 from controller.ops.qdisc_tree import timeout_ns, window_bytes
 from controller.workload.mixes import MIXES, Mix, MixJob
-from controller.workload.plan import Traffic, counted, plan_alone, plan_round
+from controller.workload.plan import Traffic, counted, gap_ns, plan_alone, plan_round
 
 MS = 1_000_000
 MIX = Mix("mix", (MixJob("slow", "resnet50", 600 * MS, 0.4, 5),
@@ -35,12 +35,12 @@ def test_a_class_at_its_floor_drains_a_window_in_half_of_the_timeout(rate_Bps: i
     assert traffic.settings().queue_pair_timeout == traffic.queue_pair_timeout
 
 
-def test_the_gap_is_longer_than_a_message_at_the_floor_and_shorter_than_any_compute_phase() -> None:
-    traffic = Traffic(3_750_000)  # the default of `bench priority`
-    assert traffic.gap_ns > traffic.chunk_nbytes / (0.05 * 3_750_000) * 1e9
+def test_the_gap_is_shorter_than_any_compute_phase_and_longer_than_a_few_messages() -> None:
+    traffic = Traffic(1_500_000)  # the default of `bench priority`
     for mix in MIXES.values():
         for job in mix.jobs:
-            assert traffic.gap_ns < (1 - mix.jitter) * job.compute_ns
+            assert gap_ns(mix, job) < 0.6 * (1 - mix.jitter) * job.compute_ns
+            assert gap_ns(mix, job) > 3 * traffic.chunk_nbytes / traffic.payload_Bps * 1e9
 
 
 def test_traffic_survives_json() -> None:

@@ -170,6 +170,7 @@ class CassiniPolicy:
     name = "cassini"
     tick_ns = 0
     needs_pacing = True
+    newcomers_first = False
 
     def __init__(self) -> None:
         self._planned: dict[str, tuple[float, float]] = {}

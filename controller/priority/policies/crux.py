@@ -273,6 +273,7 @@ class CruxPolicy:
     name = "crux"
     tick_ns = 0
     needs_pacing = False
+    newcomers_first = False
 
     def __init__(self, levels: int = DEFAULT_CEILING + 1) -> None:
         self.levels = levels

@@ -15,6 +15,7 @@ class FairPolicy:
     name = "fair"
     tick_ns = 0
     needs_pacing = False
+    newcomers_first = False
 
     def assign(
         self, now_ns: int, jobs: Sequence[JobView], link_Bps: float

@@ -25,6 +25,10 @@ HANDICAP = 0.5
 # above, the worst job's iteration is 1.10 times its `fair` one without credit and 1.03 with it;
 # in the other 21 it is up to 1.14 both ways.
 CREDIT_FROM = 1.2
+# A window of which less than this share is left lets the next one into its own class: it loses
+# at most as long again, and classes last longer. They only fall while the link is busy, so jobs
+# that follow one another with short overlaps would soon all be in the lowest.
+_ENDING_SHARE = 0.15
 _ABOVE_ALL = 7
 
 
@@ -41,6 +45,7 @@ class LaxityPolicy:
     name = "laxity"
     tick_ns = 0
     needs_pacing = False
+    newcomers_first = True
 
     def assign(
         self, now_ns: int, jobs: Sequence[JobView], link_Bps: float
@@ -78,8 +83,15 @@ class LaxityPolicy:
         Returns the names of those that moved.
         """
         margins = {job.name: guard_margin_ns(job, len(order) - 1, link_Bps) for job in order}
-        # A microsecond, since callers round the time at which they ask.
-        late = [job for job in order if job.laxity_ns(now_ns) <= margins[job.name] + 1000]
+        late = []
+        ahead_ns = 0.0
+        for job in order:
+            laxity_ns = job.laxity_ns(now_ns)
+            # A microsecond, since callers round the time at which they ask. Who can wait for the
+            # rest of those before it is not late yet.
+            if laxity_ns <= margins[job.name] + 1000 and laxity_ns < ahead_ns:
+                late.append(job)
+            ahead_ns += job.rest_ns
         moved = set()
         for job in sorted(late, key=lambda each: each.deadline_ns):
             place = order.index(job)
@@ -104,17 +116,27 @@ def _place_ns(job: JobView, now_ns: int) -> float:
 def _classes(order: Sequence[JobView], may_raise: bool) -> dict[str, int]:
     """Falling classes in this order, as high as may be."""
     result = {}
-    above = _ABOVE_ALL
+    highest = _ABOVE_ALL - 1
     for job in order:
-        number = above - 1
+        number = highest
         if job.current_class is not None and not may_raise:
             number = min(number, job.current_class)
-        above = result[job.name] = clamp(job, number)
+        result[job.name] = clamp(job, number)
+        highest = min(highest, _next_class(job, result[job.name], job.rest_ns))
     return result
 
 
+def _next_class(job: JobView, number: int, rest_ns: float) -> int:
+    """The highest class for a window that goes after a job's, of which `rest_ns` is left."""
+    return number if rest_ns < _ENDING_SHARE * job.ideal_window_ns else number - 1
+
+
 def _ties(order: Sequence[JobView], classes: Mapping[str, int]) -> bool:
-    return any(classes[after.name] >= classes[before.name] for before, after in pairwise(order))
+    """Whether a job is not below one that goes before it and is not about to end."""
+    return any(
+        classes[after.name] > _next_class(before, classes[before.name], before.rest_ns)
+        for before, after in pairwise(order)
+    )
 
 
 def _at_begin(

@@ -31,6 +31,7 @@ class MltcpPolicy:
     # jobs does not change anyway, because F of both grows in proportion to F.
     tick_ns = 20_000_000
     needs_pacing = True
+    newcomers_first = False
 
     def assign(
         self, now_ns: int, jobs: Sequence[JobView], link_Bps: float

@@ -14,6 +14,7 @@ class StaticPolicy:
     name = "static"
     tick_ns = 0
     needs_pacing = False
+    newcomers_first = False
 
     def assign(
         self, now_ns: int, jobs: Sequence[JobView], link_Bps: float
