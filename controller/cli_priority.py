@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from controller.cli_common import JSON_OPTION, print_json
 
@@ -54,7 +55,9 @@ def _show_mixes() -> None:
               help="Report records that -o wrote, and run nothing.")  # fmt: skip
 @click.option("--list", "as_list", is_flag=True, help="Show the built-in mixes.")
 @JSON_OPTION
+@click.pass_context
 def bench_priority(
+    ctx: click.Context,
     mix_name: str,
     policies: str | None,
     rounds: int,
@@ -80,6 +83,8 @@ def bench_priority(
       controller bench priority
       controller bench priority -m three-equal -p fair,laxity --rounds 5
       controller bench priority -m my-jobs.toml --rate 40mbit -o records.json
+
+    With --run-dir before `bench`, `top` and `explain` show the jobs meanwhile.
     """  # noqa: D301 - \b tells click to keep the lines
     if as_list:
         _show_mixes()
@@ -87,6 +92,7 @@ def bench_priority(
     from controller.telemetry.progress import progress_bar
     from controller.workload.contest import DEFAULT_POLICIES, Options
     from controller.workload.mixes import find_mix
+    from controller.workload.picture import text_picture
     from controller.workload.report import make_report
     from controller.workload.runner import (
         check_writable,
@@ -107,12 +113,20 @@ def bench_priority(
         traffic = make_traffic(rate, ranks, chunk)
         with progress_bar(mix.name) as progress:
             contest = compare(
-                mix, traffic, options, lambda share: progress(round(share * _STEPS), _STEPS)
-            )
+                mix, traffic, options, lambda share: progress(round(share * _STEPS), _STEPS),
+                run_dir=_named_run_directory(ctx),
+            )  # fmt: skip
     if output is not None:
         write_records(output, contest)
     report = make_report(contest)
     if as_json:
         print_json(report.to_json())
     else:
-        click.echo(report.to_text())
+        click.echo(f"{report.to_text()}\n\n{text_picture(contest)}")
+
+
+def _named_run_directory(ctx: click.Context) -> Path | None:
+    """The run directory that somebody named; the default one is a controller's that runs."""
+    root = ctx.find_root()
+    is_default = root.get_parameter_source("run_dir") is ParameterSource.DEFAULT
+    return None if is_default else Path(root.obj)

@@ -22,10 +22,10 @@ from controller.agent import maps
 from controller.agent.job_state import Iteration, JobState
 from controller.agent.steering import Steering
 from controller.dataplane import libbpf
-from controller.errors import StellarError
+from controller.errors import StellarError, UsageError
 from controller.iteration.tracker import JobTracker
 from controller.priority.jobs import JobPlan
-from controller.priority.policies import find_policy
+from controller.priority.policies import POLICIES, find_policy
 from controller.priority.policies.guard import guard_margin_ns
 from controller.priority.policy import OFF, Assignment, JobView, Policy
 from controller.priority.ranges import MAX_BYTES, MAX_RATE_Bps, MIN_RATE_Bps
@@ -190,8 +190,9 @@ class Planner:
         UsageError
             There is no such policy; names those that are.
         """
-        if name != OFF:
-            find_policy(name)
+        if name != OFF and name not in POLICIES:
+            allowed = ", ".join((*POLICIES, OFF))
+            raise UsageError(f"Policy is {name!r}; allowed: {allowed}.")
         with self.lock:
             self._policy_name = name
             self._policies.clear()
@@ -476,10 +477,8 @@ class Planner:
         same = old is not None and (old.class_floor, old.class_ceiling, old.share) == (
             assignment.class_floor, assignment.class_ceiling, assignment.share,
         )  # fmt: skip
-        if planned.decision is None or not same:
-            planned.history.append(Decision(now_ns, assignment))
-        planned.decision = Decision(now_ns, assignment)
         if same and not is_new:
+            planned.decision = Decision(now_ns, assignment)
             return
         rate_Bps = view.alone_Bps
         paced = bool(assignment.share and link_Bps)
@@ -502,7 +501,11 @@ class Planner:
             pace=paced,
         )
         if not self._steering.write_policy_plan(planned.state, plan, window_ns):
+            planned.decision = None  # a plan by hand holds
             return
+        planned.decision = Decision(now_ns, assignment)
+        if not same:
+            planned.history.append(planned.decision)
         planned.is_next = not planned.is_open
         planned.plans_written += 1
         self.plans_written += 1

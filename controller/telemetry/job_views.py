@@ -259,7 +259,7 @@ def planner_text(planner: Document) -> str:
     """What the agent's planner does and costs, for `status`."""
     policy = planner.get("policy")
     if policy in (None, OFF):
-        return "policy off: nothing is predicted, jobs keep their default class"
+        return "policy off: iterations are watched, jobs keep their default class"
     facts = [
         f"policy {policy}",
         f"iteration events {planner['events']:,}",

@@ -177,6 +177,7 @@ def run_contest(
     options: Options,
     progress: Progress = lambda _: None,
     told: Callable[[str], None] = lambda _: None,
+    run_dir: Path | None = None,
 ) -> Contest:
     """Compare policies on the hosts of a testbed.
 
@@ -190,6 +191,8 @@ def run_contest(
         Called with the share that is done, 0 .. 1.
     told
         Called with a line for people at the begin of each turn.
+    run_dir
+        Of the controllers, for who wants to look at them meanwhile; None: one that nobody knows.
 
     Raises
     ------
@@ -202,7 +205,7 @@ def run_contest(
     # The alone part is short; it counts as one turn.
     parts = len(turns) + 1
     with tempfile.TemporaryDirectory(prefix="stlr-") as folder:
-        run_dir = Path(folder) / "run"
+        run_dir = run_dir or Path(folder) / "run"
         with Crew(mix, traffic, bed, run_dir) as crew:
             alone = {}
             for place, job in enumerate(mix.jobs):

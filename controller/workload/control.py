@@ -111,7 +111,7 @@ def controlled(
 
     run = RunDirectory(run_dir)
     run.create()
-    config = run_dir.parent / "stellar.toml"
+    config = run.path / "contest.toml"
     config.write_text(config_text(mix, traffic, bed, policy))
     try:
         try:
@@ -124,3 +124,4 @@ def controlled(
     finally:
         # Also one that was killed, or did not come up in time: nothing of it may stay attached.
         ending.end(run, _STOP_S)
+        config.unlink(missing_ok=True)

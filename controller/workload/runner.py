@@ -42,8 +42,9 @@ def compare(
     options: Options,
     progress: Progress,
     told: Callable[[str], None] = lambda _: None,
+    run_dir: Path | None = None,
 ) -> Contest:
-    """Build the hosts, run the contest there, remove the hosts.
+    """Build the hosts, run the contest there, remove the hosts. See `contest.run_contest`.
 
     Raises
     ------
@@ -51,7 +52,7 @@ def compare(
         The hosts cannot be built, a controller cannot start, or a rank failed.
     """
     with shared_hosts(traffic) as bed:
-        return run_contest(mix, traffic, bed, options, progress, told)
+        return run_contest(mix, traffic, bed, options, progress, told, run_dir)
 
 
 def check_writable(path: Path) -> None:

@@ -32,6 +32,7 @@ frames = {
     for qpn, packets, first, period in json.loads(jobs)
 }
 PSN = 20 + 8 + 9
+sent = {}
 begin = time.monotonic()
 due = sorted((first / 1000 + n * period / 1000, qpn, n, packets)
              for qpn, packets, first, period in json.loads(jobs)
@@ -39,10 +40,11 @@ due = sorted((first / 1000 + n * period / 1000, qpn, n, packets)
 for at, qpn, number, packets in due:
     while (left := begin + at - time.monotonic()) > 0:
         time.sleep(left)
-    for psn in range(number * packets, (number + 1) * packets):
+    for psn in range(sent.get(qpn, 0), sent.get(qpn, 0) + packets):
         frames[qpn][PSN:PSN + 3] = psn.to_bytes(3, "big")
         raw.sendto(frames[qpn], (destination, 0))
         time.sleep(0.0005)
+    sent[qpn] = sent.get(qpn, 0) + packets
 """
 
 
@@ -192,17 +194,23 @@ def test_the_policy_changes_at_run_time_and_a_plan_by_hand_wins(
     order(planned, "job-delete", name="hand")
 
 
-def test_a_job_without_a_period_is_said_to_have_none(
+def test_a_new_job_goes_first_until_it_is_known_to_have_no_period(
     planned: Controller, bursts: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    make_jobs(planned, once=0x401)
+    make_jobs(planned, random=0x401)
     # The first one passes before the flow is known to belong to the job.
-    bursts(0.9, [[0x401, 10, 0, 300]]).wait()
-    wait(lambda: shown(planned, "once")["prediction"] is not None)
-    job = shown(planned, "once")
+    begins_ms = [0, 300, 420, 1000, 1110, 1600, 1720, 2500, 2590, 3300, 3450, 3900, 4800]
+    process = bursts(1, [[0x401, 5 + n, begin, 1000] for n, begin in enumerate(begins_ms)])
+    wait(lambda: (shown(planned, "random")["prediction"] or {"recent": []})["recent"] != [])
+    job = shown(planned, "random")
     assert not job["prediction"]["is_periodic"] and job["prediction"]["why"]
-    assert job["prediction"]["period_ms"] is None and job["plan"] is None
-    order(planned, "job-delete", name="once")
+    assert job["prediction"]["period_ms"] is None
+    assert job["prediction"]["assignment"] == "its iterations are learned"
+    assert job["plan"]["class_floor"] == job["plan"]["class_ceiling"] == 6
+    process.wait()
+    wait(lambda: shown(planned, "random")["plan"] is None)
+    assert len(shown(planned, "random")["prediction"]["recent"]) >= 8
+    order(planned, "job-delete", name="random")
 
 
 def test_ranks_whose_packets_nobody_sees_are_predicted_from_their_reports(

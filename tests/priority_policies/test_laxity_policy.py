@@ -117,3 +117,30 @@ def test_a_job_is_told_whom_it_waits_for():
     assert decided["b"].why == "waits for a"
     assert decided["c"].waits_for == ("a", "b")
     assert decided["a"].why == "goes first"
+
+
+def test_a_window_that_is_about_to_end_lets_the_next_into_its_class():
+    ending = sending("ending", 0, 120, 110, current_class=4)
+    assert classes(115, ending, sending("next", 115, 120)) == {"ending": 4, "next": 4}
+    middle = sending("middle", 0, 120, 60, current_class=4)
+    assert classes(60, middle, sending("next", 60, 120)) == {"middle": 4, "next": 3}
+
+
+def test_windows_that_follow_one_another_do_not_use_up_the_classes():
+    current = None
+    for number in range(20):
+        begin_ms = number * 115  # 5 ms before the one before it ends
+        jobs = [sending("new", begin_ms, 120)]
+        if current is not None:
+            jobs.append(sending("old", begin_ms - 115, 120, 115, current_class=current))
+        given = classes(begin_ms, *jobs)
+        current = given["new"]
+    assert current == 6
+
+
+def test_a_late_job_waits_for_the_little_that_is_left_of_another():
+    # 100 ms of laxity: less than the margin of a change here, more than what it has to wait.
+    late = sending("late", 0, 120, 4, max_slowdown=1.1, current_class=5)
+    other = sending("other", -130, 120, 119, max_slowdown=3, current_class=6)
+    assert late.laxity_ns(0) < guard_margin_ns(late, 1, LINK_Bps) + 40 * MS
+    assert classes(0, late, other) == {"late": 5, "other": 6}

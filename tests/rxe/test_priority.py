@@ -30,7 +30,8 @@ MIX = Mix(
     ),
     jitter=0.0,
 )
-TRAFFIC = Traffic(rate_Bps=3_125_000)
+# Slow enough that links, not processors, are what six ranks in a user-mode kernel wait for.
+TRAFFIC = Traffic(rate_Bps=1_500_000)
 WARMUP = 4
 # HTB's classes change under a flow once, when it is matched: what is sent then may overtake.
 MAX_RESENT_SHARE = 0.02
