@@ -318,3 +318,5 @@ def policy_command(ctx: click.Context, name: str | None, as_json: bool) -> None:
     else:
         others = ", ".join(each for each in answer["policies"] if each != answer["policy"])
         click.echo(f"policy {answer['policy']}; others: {others}")
+        for warning in answer["warnings"]:
+            click.echo(f"warning: not done here: {warning}")

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -56,6 +57,7 @@ _EXPIRY_PERIOD_S = 60.0
 _INSPECT_PERIOD_S = 5.0
 _EVENTS_KEPT = 50
 _NICENESS = -10
+_SWITCH_S = 0.0005
 _GONE_QUEUE_PAIRS_KEPT = 4096
 
 
@@ -98,6 +100,8 @@ def be_prompt() -> None:
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    # A thread that works on a long answer lets the planner in after this, not after 5 ms.
+    sys.setswitchinterval(_SWITCH_S)
 
 
 class Agent:
@@ -191,8 +195,8 @@ class Agent:
                 self.note,
             )
             self.jobs_changed()
+            be_prompt()  # before its thread begins, which inherits it
             self._planner.start()
-            be_prompt()
             self._server = ControlServer(
                 self.run_directory.socket_path,
                 Requests(self).handlers(),
@@ -578,6 +582,7 @@ class Agent:
         pairs = pair_entries(keys, living)
         tables.write_pairs(self.maps["pairs"], pairs)
         self.steering.flows.match(keys, stats, pairs, living)
+        self.steering.count_flows()
         self._registry_read_s = time.monotonic()
 
     def _watch(self) -> None:

@@ -6,12 +6,13 @@ so a process that ends, however it ends, leaves none behind.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from controller.errors import ConflictError
+from controller.errors import ConflictError, StellarError
 from controller.priority import laxity
 from controller.priority.jobs import Job, JobPlan, JobReport
 
@@ -94,6 +95,10 @@ class JobReports:
         """Whether an operation of any rank here runs."""
         running = ("begin", "progress")
         return any(e.report is not None and e.report.phase in running for e in self.of_job(name))
+
+    def iteration(self, name: str) -> int:
+        """The latest training iteration that a rank here is in; 0: nobody reports."""
+        return max((e.report.iteration for e in self.of_job(name) if e.report), default=0)
 
     def expected_bytes(self, name: str) -> int:
         """Payload of the iteration that the ranks here know of: sent, and of what runs."""
@@ -197,12 +202,7 @@ class ReportTalk:
                 }
             if ratio := self._reports.compression_ratio(report.job):
                 agent.steering.report_ratio(report.job, ratio)
-            agent.planner.reported(
-                report.job,
-                self._reports.is_open(report.job),
-                self._reports.expected_bytes(report.job),
-                self._reports.iteration_bytes(report.job),
-            )
+            self._tell_planner(report.job)
             number = agent.steering.class_now(
                 report.job, self._reports.iteration_bytes(report.job), reporter.class_number
             )
@@ -218,7 +218,21 @@ class ReportTalk:
                 "packets_seen": state.was_matched,
             }
 
+    def _tell_planner(self, job: str) -> None:
+        reports = self._reports
+        self._agent.planner.reported(
+            job,
+            reports.is_open(job),
+            reports.expected_bytes(job),
+            reports.iteration_bytes(job),
+            reports.iteration(job),
+        )
+
     def close(self) -> None:
-        """Forget what was reported."""
+        """Forget what was reported; a rank that died in an operation does not hold it open."""
         with self._agent.guard:
             self._reports.close(self._reporter)
+            report = self._reporter.report
+            if report is not None:
+                with contextlib.suppress(StellarError):  # the controller is stopping
+                    self._tell_planner(report.job)

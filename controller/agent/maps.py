@@ -194,7 +194,11 @@ def _plan_buffer(fds: Mapping[str, int], job: int) -> int:
 
 
 def write_plan(
-    fds: Mapping[str, int], job: int, plan: JobPlan | None, predicted_Bps: float = 0.0
+    fds: Mapping[str, int],
+    job: int,
+    plan: JobPlan | None,
+    predicted_Bps: float = 0.0,
+    is_predicted: bool = True,
 ) -> None:
     """Write what is expected of a job's iteration; None takes its plan away.
 
@@ -205,11 +209,13 @@ def write_plan(
     ----------
     predicted_Bps
         Rate of one of its flows: start and floor of DCQCN's target rate; 0: unknown.
+    is_predicted
+        Whether its bytes mean something: else the dataplane has no phases of the window.
     """
     buffer = 1 - _plan_buffer(fds, job)
     record = np.zeros((), layout.JOB_PLAN)
     if plan is not None:
-        record["expected_bytes"] = plan.wire_bytes
+        record["expected_bytes"] = plan.wire_bytes if is_predicted else 0
         for name in ("window_start_ns", "deadline_ns", "valid_until_ns", "rate_Bps", "gap_ns",
                      "class_floor", "class_ceiling"):  # fmt: skip
             record[name] = getattr(plan, name)

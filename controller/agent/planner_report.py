@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from controller.agent.planner import Planned, Planner
+from controller.agent.planned import Planned
+from controller.agent.planner import Planner
 from controller.iteration.tracker import Quantiles
 
 _RECENT_SHOWN = 32
@@ -41,14 +42,17 @@ def describe_prediction(planner: Planner, name: str) -> dict[str, Any]:
         seen = planned.tracker.start_ns > 0
         return {
             "policy": planner.policy_name,
-            "max_slowdown_in_force": planner.max_slowdown(planned),
+            "max_slowdown_in_force": planner.ranking.max_slowdown(planned),
             "prediction": _describe(planner, planned) if seen else None,
         }
 
 
 def _describe(planner: Planner, planned: Planned) -> dict[str, Any]:
     now_ns = time.monotonic_ns()
-    view = planner.look(planned, now_ns)
+    was_open = planned.is_open
+    view = planner.ranking.look(planned, now_ns)
+    if planned.is_open != was_open:
+        planner.plan_soon()  # who looks must not take a window's end from the planner
     tracker = planned.tracker
     coming, current = tracker.prediction, tracker.current
     decision = planned.decision

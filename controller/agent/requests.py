@@ -312,6 +312,7 @@ class Requests:
     def _job_plan_clear(self, arguments: Mapping[str, Any]) -> Answer:
         with self._agent.guard:
             self._agent.steering.clear_plan(str(arguments["name"]))
+            self._agent.planner.forget_decision(str(arguments["name"]))
             return {"cleared": str(arguments["name"])}, []
 
     def _policy(self, arguments: Mapping[str, Any]) -> Answer:
@@ -325,4 +326,9 @@ class Requests:
                 agent.jobs_changed()
                 agent.save()
                 agent.note(f"policy {name}")
-            return {"policy": agent.planner.policy_name, "policies": [*POLICIES, OFF]}, []
+            warnings = agent.steering.missing() if agent.planner.paces else []
+            return {
+                "policy": agent.planner.policy_name,
+                "policies": [*POLICIES, OFF],
+                "warnings": [text for text in warnings if "pac" in text],
+            }, []

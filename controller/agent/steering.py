@@ -329,7 +329,9 @@ class Steering:
         """
         if job.gap_ns:
             return job.gap_ns
-        rates = [port.plan.link_Bps for port in self._ports.values() if port.plan.link_Bps]
+        # The planner's thread asks, too, while ports come and go.
+        ports = list(self._ports.values())
+        rates = [port.plan.link_Bps for port in ports if port.plan.link_Bps]
         rates += [job.rate_Bps] if job.rate_Bps else []
         return max([MIN_GAP_ns, *(2 * WINDOW_BYTES * _NS_PER_S // rate for rate in rates)])
 
@@ -431,8 +433,8 @@ class Steering:
         floor = min(max(plan.class_floor, job.class_floor), job.class_ceiling)
         ceiling = max(min(plan.class_ceiling, job.class_ceiling), floor)
         plan = replace(plan, class_floor=floor, class_ceiling=ceiling)
-        self._write_plan(state, plan, max(1, self.flows.senders(plan.job)))
-        state.follows_ratio, state.by_hand = follows_ratio, True
+        self._write_plan(state, plan, max(1, self.flows.senders(plan.job)), by_hand=True)
+        state.follows_ratio = follows_ratio
         if plan.pace:
             self._rewrite_ports()  # what is missing for it is told there
         return plan
@@ -447,25 +449,45 @@ class Steering:
             return
         if plan.in_force(time.monotonic_ns()):
             senders = max(1, self.flows.senders(plan.job))
-            self._write_plan(state, replace(plan, compression_ratio=ratio), senders)
+            changed = replace(plan, compression_ratio=ratio)
+            self._write_plan(state, changed, senders, by_hand=True)
 
     def _write_plan(
-        self, state: JobState, plan: JobPlan, senders: int, window_ns: int | None = None
-    ) -> None:
-        """`window_ns`: how long the bytes take undisturbed; None: until the deadline."""
-        predicted = predicted_rate_Bps(
-            plan.expected_bytes,
-            plan.compression_ratio,
-            window_ns or plan.deadline_ns - plan.window_start_ns,
-            senders,
-        )
+        self,
+        state: JobState,
+        plan: JobPlan,
+        senders: int,
+        *,
+        by_hand: bool,
+        window_ns: int | None = None,
+        is_predicted: bool = True,
+    ) -> bool:
+        """See `write_policy_plan`; one by hand is always written."""
+        predicted_Bps = 0.0
+        if is_predicted:
+            predicted_Bps = predicted_rate_Bps(
+                plan.expected_bytes,
+                plan.compression_ratio,
+                window_ns or plan.deadline_ns - plan.window_start_ns,
+                senders,
+            )
         with self._job_lock:
-            if self.jobs.get(plan.job) is state:  # else its number may be another job's by now
-                maps.write_plan(self._fds, state.number, plan, predicted)
-                state.plan = plan
+            if self.jobs.get(plan.job) is not state:
+                return False  # its number may be another job's by now
+            if not by_hand and state.by_hand:
+                if state.plan and state.plan.in_force(time.monotonic_ns()):
+                    return False
+                state.follows_ratio = False
+            maps.write_plan(self._fds, state.number, plan, predicted_Bps, is_predicted)
+            state.plan, state.by_hand = plan, by_hand
+        return True
 
     def write_policy_plan(
-        self, state: JobState, plan: JobPlan | None, window_ns: int | None = None
+        self,
+        state: JobState,
+        plan: JobPlan | None,
+        window_ns: int | None = None,
+        is_predicted: bool = True,
     ) -> bool:
         """Write what the policy decided, or take it away; not while a plan by hand holds.
 
@@ -474,28 +496,30 @@ class Steering:
         Parameters
         ----------
         window_ns
-            How long the plan's bytes take undisturbed.
+            How long the plan's bytes take undisturbed; None: until its deadline.
+        is_predicted
+            Whether its bytes mean something; else only its class does.
 
         Returns
         -------
         bool
             Whether it was written.
         """
-        if state.by_hand:
-            if state.plan and state.plan.in_force(time.monotonic_ns()):
-                return False
-            state.by_hand = state.follows_ratio = False
         if plan is not None:
-            self._write_plan(state, plan, max(1, state.senders), window_ns)
-        else:
-            self._take_plan(state)
+            return self._write_plan(
+                state, plan, max(1, state.senders),
+                by_hand=False, window_ns=window_ns, is_predicted=is_predicted,
+            )  # fmt: skip
+        if state.by_hand and state.plan and state.plan.in_force(time.monotonic_ns()):
+            return False
+        self._take_plan(state)
         return True
 
     def _take_plan(self, state: JobState) -> None:
         with self._job_lock:
             if self.jobs.get(state.job.name) is state:
                 maps.write_plan(self._fds, state.number, None)
-            state.plan = None
+            state.plan, state.by_hand, state.follows_ratio = None, False, False
 
     def set_policy_paces(self, paces: bool) -> None:
         """Whether the policy in force gives rates: ports are written anew when that changes."""
@@ -552,15 +576,18 @@ class Steering:
     def clear_plan(self, name: str) -> None:
         """A job has no plan any more: default class, no pacing by plan."""
         state = self.find(name)
-        state.by_hand = state.follows_ratio = False
         self._take_plan(state)
         self._rewrite_ports()
 
     # ---- watching ----
 
+    def count_flows(self) -> None:
+        """Note on which ports jobs have flows; exactly where DCQCN divides a rate by them."""
+        self.flows.count([name for name, state in self.jobs.items() if self.has_dcqcn(state.job)])
+
     def watch(self) -> None:
         """Warn once of each job whose rule has matched nothing for a minute."""
-        self.flows.count([name for name, state in self.jobs.items() if self.has_dcqcn(state.job)])
+        self.count_flows()
         now_s = time.monotonic()
         for name, state in self.jobs.items():
             if state.was_matched or state.is_warned:

@@ -38,6 +38,7 @@ _BEYOND_SHARE = 1.02
 _SAME_SHARE = 0.01
 # A report older than this says nothing about now: ranks report every 50 ms while they work.
 _REPORT_HOLDS_NS = 1_500_000_000
+_REPORT_EARLY_NS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -222,11 +223,11 @@ class JobTracker:
         return self.prediction.is_periodic
 
     def _has_report(self, now_ns: int) -> bool:
-        return (
-            self._reported_open is not None
-            and self._reported_ns >= self.start_ns
-            and now_ns - self._reported_ns < _REPORT_HOLDS_NS
-        )
+        if self._reported_open is None or now_ns - self._reported_ns >= _REPORT_HOLDS_NS:
+            return False
+        # A rank may tell that it begins a moment before its first packet leaves.
+        early_ns = _REPORT_EARLY_NS if self._reported_open else 0
+        return self._reported_ns + early_ns >= self.start_ns
 
     def expected_bytes(self, now_ns: int) -> int:
         """Of the open window, or of the next: what history says, or ranks where they know more."""
@@ -245,9 +246,11 @@ class JobTracker:
         gap_ns
             Silence that ends it.
         """
-        if not self.start_ns or self._is_over or self._is_closed:
+        if not self.start_ns or self._is_over:
             return False
         expected = self.expected_bytes(now_ns) if self.is_predicted else 0
+        if self._is_closed and done_bytes <= _BEYOND_SHARE * expected:
+            return False
         told_open = self._reported_open if self._has_report(now_ns) else None
         # Ranks that reduce one bucket after the other stop for a moment between two.
         almost = done_bytes >= _ALMOST_SHARE * expected

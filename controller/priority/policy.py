@@ -133,8 +133,8 @@ class Policy(Protocol):
     tick_ns: int
     # Whether it gives shares or shifts, which need pacing at the interfaces.
     needs_pacing: bool
-    # Whether a job whose iterations are still being learned has its highest class meanwhile: below
-    # ranked ones its windows would be torn, and never learned.
+    # Whether a job whose iterations are still being learned has its highest class meanwhile, where
+    # others are ranked: below them its windows would be torn, and never learned.
     newcomers_first: bool
 
     def assign(
