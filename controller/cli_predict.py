@@ -28,7 +28,8 @@ def predict_command(file: Path, with_rows: bool, as_json: bool) -> None:
     with progress_bar(f"reading {file.name}") as progress:
         trace = read_trace(file, progress=progress)
     require_times(trace, str(file))
-    result = score(trace)
+    with progress_bar(f"scoring {file.name}") as progress:
+        result = score(trace, progress)
     if not as_json:
         click.echo(score_text(result, trace.source, with_rows))
         return

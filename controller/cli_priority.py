@@ -7,16 +7,19 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from controller.cli_common import JSON_OPTION, print_json
+from controller.cli_common import JSON_OPTION, print_json, refuse_options
 
 _DEFAULT_MIX = "two-equal"
 _STEPS = 1000  # of the progress bar
 
 
-def _show_mixes() -> None:
+def _show_mixes(as_json: bool) -> None:
     from controller.units import format_duration
     from controller.workload.mixes import MIXES
 
+    if as_json:
+        print_json([mix.to_json() for mix in MIXES.values()])
+        return
     for mix in MIXES.values():
         click.echo(
             f"{mix.name}: load {100 * mix.load:.0f} %, jitter {100 * mix.jitter:g} %, "
@@ -49,9 +52,9 @@ def _show_mixes() -> None:
               help="Bytes of a message at most: a class changes between messages.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True,
               help="Of jitter and of the jobs' offsets.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+@click.option("-o", "--output", type=click.Path(path_type=Path),
               metavar="FILE", help="Write the records of all iterations, as JSON.")  # fmt: skip
-@click.option("--from", "source", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@click.option("--from", "source", type=click.Path(path_type=Path), metavar="FILE",
               help="Report records that -o wrote, and run nothing.")  # fmt: skip
 @click.option("--list", "as_list", is_flag=True, help="Show the built-in mixes.")
 @JSON_OPTION
@@ -86,16 +89,21 @@ def bench_priority(
 
     With --run-dir before `bench`, `top` and `explain` show the jobs meanwhile.
     """  # noqa: D301 - \b tells click to keep the lines
+    others = {parameter.name or "" for parameter in ctx.command.params}
     if as_list:
-        _show_mixes()
+        refuse_options(ctx, "--list runs nothing", *(others - {"as_list", "as_json"}))
+        _show_mixes(as_json)
         return
+    if source is not None:
+        kept = {"source", "output", "as_json"}
+        refuse_options(ctx, "--from reports what was run", *(others - kept))
+    from controller.files import check_writable
     from controller.telemetry.progress import progress_bar
     from controller.workload.contest import DEFAULT_POLICIES, Options
     from controller.workload.mixes import find_mix
     from controller.workload.picture import text_picture
     from controller.workload.report import make_report
     from controller.workload.runner import (
-        check_writable,
         compare,
         make_traffic,
         read_records,
@@ -103,7 +111,7 @@ def bench_priority(
     )
 
     if output is not None:
-        check_writable(output)
+        check_writable(output, force=True)
     if source is not None:
         contest = read_records(source)
     else:

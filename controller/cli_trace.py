@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from controller.cli_common import JSON_OPTION, print_json
+from controller.cli_common import JSON_OPTION, print_json, refuse_options
 
 if TYPE_CHECKING:
     from controller.iteration.series import Trace
@@ -42,7 +42,9 @@ def trace_group() -> None:
 @_FORMAT_OPTION
 @_FORCE_OPTION
 @JSON_OPTION
+@click.pass_context
 def trace_import(
+    ctx: click.Context,
     file: Path,
     output: Path | None,
     as_windows: bool,
@@ -55,11 +57,14 @@ def trace_import(
     FILE is a PyTorch profiler trace, a Chakra execution trace (JSON), an NCCL log or nccl-tests
     table, or CSV (straggler, PAI mini-batch, AICB, start_us,bytes); plain or gzip; - is stdin.
     """
-    from controller.iteration.traces.output import check_writable, trace_csv, write_text
+    from controller.files import check_writable, write_text
+    from controller.iteration.traces.output import trace_csv
     from controller.iteration.traces.summary import summarize, sync_windows
     from controller.telemetry.trace_views import summary_text
 
-    if output is not None:
+    if output is None:
+        refuse_options(ctx, "without -o nothing is written", "as_windows", "force")
+    else:
         check_writable(output, force)
     trace = _read(file, format_name)
     windows = sync_windows(trace)
@@ -85,12 +90,19 @@ def trace_import(
 @_FORMAT_OPTION
 @_FORCE_OPTION
 @JSON_OPTION
+@click.pass_context
 def trace_show(
-    file: Path, svg: Path | None, most: int, format_name: str | None, force: bool, as_json: bool
+    ctx: click.Context,
+    file: Path,
+    svg: Path | None,
+    most: int,
+    format_name: str | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Show the iterations of FILE: a table, and a timeline of sync windows and compute phases."""
+    from controller.files import check_writable, write_text
     from controller.iteration.traces import has_times, require_times
-    from controller.iteration.traces.output import check_writable, write_text
     from controller.iteration.traces.summary import (
         iteration_rows,
         summarize,
@@ -100,7 +112,9 @@ def trace_show(
     from controller.telemetry.timeline import svg_timeline, text_timeline
     from controller.telemetry.trace_views import iterations_text, summary_text
 
-    if svg is not None:
+    if svg is None:
+        refuse_options(ctx, "without --svg nothing is written", "force")
+    else:
         check_writable(svg, force)
     trace = _read(file, format_name)
     if svg is not None:

@@ -12,6 +12,9 @@ FALSE_BOUND = 0.01
 # of every job against its own under `fair`.
 MEAN_BOUND, SLOWEST_BOUND, JOB_BOUND = -0.40, -0.58, 1.05
 
+# The machine explains the agent's p99 where that of the yardstick is this share of it at least.
+ALIKE = 0.8
+
 
 def _bold_if(text: str, condition: bool) -> str:
     return f"**{text}**" if condition else text
@@ -217,9 +220,26 @@ def priority_verdicts(document: Any) -> str:
     return "\n".join(lines) or f"* `{OURS}` or `{BASE}` was not run"
 
 
+def priority_settings(document: Any) -> str:
+    """How each mix was run, one line for all that were run alike."""
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for mix, entry in document["mixes"].items():
+        keys = ("ranks", "rate_bps", "chunk_bytes", "rounds", "iterations", "warmup", "kernel")
+        alike.setdefault(tuple(entry[key] for key in keys), []).append(mix)
+    lines = []
+    for (ranks, rate, chunk, rounds, iterations, warmup, kernel), mixes in alike.items():
+        lines.append(
+            f"* {', '.join(mixes)}: {ranks} ranks a job, {rate / 1e6:g} Mbit/s a host, messages of "
+            f"{chunk >> 10} KiB, {rounds} rounds of {iterations} iterations of the slowest job "
+            f"after {warmup} that do not count; Linux {kernel}"
+        )
+    return "\n".join(lines)
+
+
 def priority_section(document: Any) -> str:
     """The section's text."""
-    first = next(iter(document["mixes"].values()))
+    if not document["mixes"]:
+        return "Not measured yet: `scripts/compare-priority` makes `docs/results/priority.json`."
     counts = [
         job["iterations"]
         for entry in document["mixes"].values()
@@ -227,12 +247,14 @@ def priority_section(document: Any) -> str:
         for job in policy["jobs"].values()
     ]
     return f"""`scripts/lab run --timeout 2400 --results docs/results -- scripts/compare-priority` (one mix: `controller bench priority -m MIX`,
-`--list` shows them): AllReduce jobs of the engine on soft-RoCE, {first["ranks"]} ranks each, every host's link shaped to
-{first["rate_bps"] / 1e6:.0f} Mbit/s, gradients and communication shares of ResNet-50 and BERT-Large scaled to it; computation is a
-sleep. Policies in turns of {first["iterations"]} iterations, {first["rounds"]} rounds, in one boot ({first["kernel"]}), with the same compute
-times; {min(counts)} to {max(counts)} iterations a job count. `fair` has the same queues and no controller. Compute times vary by 20 %, in the
-`steady` mixes by 2 %, as those of published traces do. *knows all*: the best order that a search finds which knows
-every compute time; *undisturbed*: every window alone, which no order can beat.
+`--list` shows them): AllReduce jobs of the engine on soft-RoCE, every host's link shaped, gradients and communication
+shares of ResNet-50 and BERT-Large scaled to it; computation is a sleep. The policies of a mix take turns in one boot, with
+the same compute times; {min(counts)} to {max(counts)} iterations a job count. Two mixes may be of different boots: compare within
+a mix. `fair` has the same queues and no controller. Compute times vary by 20 %, in the `steady` mixes by 2 %, as
+those of published traces do. *knows all*: the best order that a search finds which knows every compute time;
+*undisturbed*: every window alone, which no order can beat.
+
+{priority_settings(document)}
 
 {priority_table(document)}
 
@@ -247,6 +269,31 @@ finds the link free costs nothing under any policy, so what is gained is gained 
 ![sync windows](results/priority-timeline.svg)
 
 ![iteration times](results/priority-cdf.svg)"""
+
+
+def simulated_section(document: Any) -> str:
+    """Means over the mixes of `scripts/compare-policies`, and where `laxity` loses."""
+    mixes = document["mixes"]
+    lines = ["| policy | AllReduce mean | slowest 10 % | slowest 10 %, worst mix | worst job |",
+             "|---|---:|---:|---:|---:|"]  # fmt: skip
+    for name in mixes[0]["policies"]:
+        rows = [entry["policies"][name] for entry in mixes]
+        mean, slowest = (
+            sum(row[member] for row in rows) / len(rows)
+            for member in ("allreduce_mean", "allreduce_slowest")
+        )
+        worst = max(row["allreduce_slowest"] for row in rows)
+        lines.append(
+            f"| {name} | {100 * mean:+.1f} % | {100 * slowest:+.1f} % | {_percent(worst)} "
+            f"| {max(row['worst_job'] for row in rows):.2f} |"
+        )
+    table = "\n".join(lines)
+    return f"""`scripts/compare-policies`: the same policies in the simulator, {len(mixes)} mixes of two and three jobs, {document["seeds"]} seeds,
+{document["iterations"]} iterations of the slowest job, against `fair`; means over the mixes, and the worst of them. *Handicap* and
+*credit* are constants of `laxity` (0.5, and credit from 1.2 on). They were chosen on mixes like these, so this is no
+independent test of them.
+
+{table}"""
 
 
 # ---- planning ----
@@ -268,10 +315,10 @@ process, woken as often, just before.
 | yardstick (best: {yardstick["best"]:,.0f}) | {yardstick["p50"]:,.0f} | {yardstick["p99"]:,.0f} |
 
 Bound: p99 {target:,.0f} us, {"**missed**" if missed else "reached"}."""
-    if missed and yardstick["p99"] > target:
+    if missed and yardstick["p99"] >= ALIKE * latency["p99"]:
         text += (
-            " The yardstick, which does no planning, misses it by as much:\nthis machine stands"
-            " still now and then, and the figure says more of it than of the agent."
+            " The yardstick, which does no planning, misses it by about as much:\nthis machine"
+            " stands still now and then, and the figure says more of it than of the agent."
         )
     share, model_share = document["control_to_job_bytes"], document["control_to_job_bytes_resnet50"]
     return f"""{text}

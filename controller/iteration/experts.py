@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 
 from controller.iteration.repeats import RepeatPattern
 
@@ -12,7 +13,7 @@ NAMES = (
     "last", "mean", "median", "centre", "drift", "ewma02", "new07", "new05", "new025", "ar1",
     "clock03", "clock06", "clock09", "season", "repeat",
 )  # fmt: skip
-LAST, MEAN, CENTRE, EWMA02, NEW07, NEW05, NEW025, SEASON, REPEAT = 0, 1, 3, 5, 6, 7, 8, 13, 14
+LAST, MEAN, CENTRE, NEW07, NEW05, NEW025, SEASON, REPEAT = 0, 1, 3, 6, 7, 8, 13, 14
 
 # Values of one level: enough for quartiles, few enough to forget a slow drift.
 _WINDOW = 31
@@ -29,6 +30,24 @@ _SEASON_STEP = 0.15
 # Values of one place in a pattern differ less than by this factor.
 _PAUSE = 1.6
 _KEPT = 3 * _LONGEST_SEASON + 1
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between neighbours, as `numpy.quantile` has it.
+
+    Parameters
+    ----------
+    ordered
+        One value or more, ascending.
+    share
+        0 .. 1.
+    """
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    value = ordered[below]
+    if below + 1 < len(ordered):
+        value += (ordered[below + 1] - value) * (place - below)
+    return value
 
 
 class Level:
@@ -48,12 +67,7 @@ class Level:
 
     def quantile(self, share: float) -> float:
         """Of the last 31 values, linear between neighbours."""
-        place = share * (len(self._sorted) - 1)
-        below = int(place)
-        value = self._sorted[below]
-        if below + 1 < len(self._sorted):
-            value += (self._sorted[below + 1] - value) * (place - below)
-        return value
+        return quantile(self._sorted, share)
 
     @property
     def correlation(self) -> float:

@@ -214,6 +214,10 @@ class Forecaster:
         elif self._pending is not None and weights[SEASON] <= 0.5:
             self._judged = False
             self.next = self._after_outlier(values, weights)
+        if self.next <= 0:
+            # Experts that take an offset from the level back go below 0 where values differ by
+            # powers of ten.
+            self.next = min(last, self.level)
 
     def _weights(self, situation: int, chance: float) -> list[float]:
         rate = _RATE * min(1.0, _RATE_START + self.count / _RATE_FULL)

@@ -13,8 +13,10 @@ JUDGED = 24
 # Largest irregularity that counts as periodic, by number of durations from 2 on. Monte Carlo over
 # 200,000 random series per length and family (exponential, uniform on 0 .. 2 m, lognormal with
 # sigma 0.5 and 1): the smallest quantile of the four at 0.6 % (fewer than 5 durations) or 0.3 %,
-# so that both tables together accept under 0.6 % of random series. Capped at 0.2 (all) and 0.16
-# (trimmed), since a job with 20 % jitter has 0.16.
+# so that both tables together accept under 0.6 % of random series of one length. A predictor asks
+# again after each period and holds on to its verdict, so it says "periodic" more often: uniform
+# series in 1.2 % at the worst length, the others in 0.2 % (docs/results.md, "Prediction"). Capped
+# at 0.2 (all) and 0.16 (trimmed), since a job with 20 % jitter has 0.16.
 _ALL = (
     0.0027, 0.0245, 0.0579, 0.0681, 0.0914, 0.1073, 0.1232, 0.1346, 0.1508, 0.1583, 0.1684, 0.1752,
     0.1847, 0.1894, 0.1963, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2,
@@ -25,8 +27,10 @@ _TRIMMED = (
     0.1227, 0.1084, 0.1176, 0.1241, 0.1316, 0.1383, 0.1275, 0.1336, 0.1398, 0.1449, 0.1501,
 )  # fmt: skip
 _TRIM = 5
-# Where bytes repeat exactly and the windows' lengths agree, bounds are this much wider. Random gaps
-# with equal bytes and random lengths are then called periodic in 0.5 % at most (1000 series each).
+# Where bytes repeat exactly and the windows' lengths agree, bounds are this much wider: that is
+# believed to be a job that trains. Random gaps between windows of equal bytes and equal lengths are
+# therefore called periodic more often, uniform ones in 6.7 % after four periods and in 1 % of all
+# verdicts (docs/results.md, "Prediction").
 _EVIDENCE = 2.5
 # Collectives cut at random places have windows of random bytes; equal silences between them can
 # make their begins as regular as a job with 10 % jitter.
@@ -140,7 +144,7 @@ def judge(
         Bytes differ much from iteration to iteration: periods must be more alike then.
     independent
         So many of the durations are free to differ; None: all. Less where they were divided by
-        medians of their own.
+        medians of their own; with less than 2 there is nothing to judge.
     widened
         Bounds are this much wider, where something else speaks for a period that chance has to
         explain as well.
@@ -148,13 +152,16 @@ def judge(
     Returns
     -------
     Verdict
-        ``is_periodic`` is wrong for less than 1 % of random series, at each length.
+        ``is_periodic`` is wrong for less than 0.6 % of random series of one length, without
+        `has_evidence`, `was` and `widened`; see docs/results.md for those of a predictor.
     """
     judged = durations[-JUDGED:]
     count = len(judged)
-    if count < 2:
-        return Verdict(False, 0.0, math.nan, f"{count} periods are known, 2 are needed")
-    place = max(2, min(independent or count, JUDGED)) - 2
+    free = count if independent is None else min(count, independent)
+    if free < 2:
+        # What was divided by medians of its own agrees with itself.
+        return Verdict(False, 0.0, math.nan, f"{max(0, free)} periods are known, 2 are needed")
+    place = free - 2
     bound, bound_trimmed = _ALL[place], _TRIMMED[place]
     factor = _EVIDENCE if has_evidence else widened
     if factor > 1:

@@ -23,9 +23,6 @@ _ERRORS = 20
 _ERROR_SHARE = 0.95
 # Before errors are known the next start is expected within this share of the period.
 _FIRST_SPREAD = 0.1
-# A landmark (burst, broadcast) refines the start where its distance to it varies less.
-_LANDMARKS = 8
-_LANDMARK_GAIN = 0.7
 _CHANGED_WITHIN = 5
 _REBUILT = 3
 # Bytes within this share are the same payload: control packets and repeats are counted in.
@@ -195,10 +192,6 @@ class Predictor:
         self._pattern = BurstPattern()
         self._positions = [_Position()]
         self._errors: deque[float] = deque(maxlen=_ERRORS)
-        # Without landmarks, to tell whether they are the better guide.
-        self._plain_errors: deque[float] = deque(maxlen=_RECENT)
-        self._landmarks: list[deque[int]] = []
-        self._seen: list[int] = []
         self._was_periodic = False
         self._changes = self._pauses = 0
         self._changed_at = -_CHANGED_WITHIN * 2
@@ -226,18 +219,6 @@ class Predictor:
             self._close(windows[-1], start_ns)
         windows.append(_Window(start_ns))
         self._begun += 1
-        self._seen = []
-
-    def burst(self, start_ns: int) -> None:
-        """A landmark after the last begin: a later burst, or a broadcast before the next window.
-
-        Parameters
-        ----------
-        start_ns
-            Refines the next start where its distance to it has varied less than the others.
-        """
-        if self._windows and start_ns > self._windows[-1].start_ns:
-            self._seen.append(start_ns)
 
     def end(self, end_ns: int, bytes: int | None) -> None:
         """The window that began last is over.
@@ -268,13 +249,8 @@ class Predictor:
         position = self._positions[(self._begun - 1 - self._first) % len(self._positions)]
         length_ns = None if window.end_ns is None else window.end_ns - window.start_ns
         if position.period.count:
-            plain = window.start_ns + position.to_next_ns(length_ns or None)
-            self._errors.append(abs(next_start_ns - self._refined(plain)))
-            self._plain_errors.append(abs(next_start_ns - plain))
-        for order, seen_ns in enumerate(self._seen[:_LANDMARKS]):
-            if order == len(self._landmarks):
-                self._landmarks.append(deque(maxlen=_RECENT))
-            self._landmarks[order].append(next_start_ns - seen_ns)
+            expected_ns = window.start_ns + position.to_next_ns(length_ns or None)
+            self._errors.append(abs(next_start_ns - expected_ns))
         position.add(window, next_start_ns)
         if self._pattern.add(next_start_ns - window.start_ns, window.bytes):
             self._rebuild(next_start_ns)
@@ -304,17 +280,6 @@ class Predictor:
     @property
     def _iterations(self) -> int:
         return -(-self._begun // len(self._positions))
-
-    def _refined(self, start_ns: float) -> float:
-        """The next start by the last landmark, where that has been the better guide."""
-        order = len(self._seen) - 1
-        if not 0 <= order < len(self._landmarks) or len(self._landmarks[order]) < 2:
-            return start_ns
-        distances = self._landmarks[order]
-        middle = statistics.median(distances)
-        varied = statistics.fmean(abs(distance - middle) for distance in distances)
-        usual = statistics.fmean(self._plain_errors) if self._plain_errors else math.inf
-        return self._seen[order] + middle if varied < _LANDMARK_GAIN * usual else start_ns
 
     def _evidence(self, bursts: int) -> bool:
         """Bytes repeat exactly from iteration to iteration, and so do lengths about."""
@@ -414,7 +379,7 @@ class Predictor:
             if current.period.count:
                 known = window.end_ns is not None and window.end_ns > window.start_ns
                 length = window.end_ns - window.start_ns if known and window.end_ns else None
-                start_ns = self._refined(window.start_ns + current.to_next_ns(length))
+                start_ns = window.start_ns + current.to_next_ns(length)
             if current.compute.count:
                 compute_ns = current.compute.next
         errors = sorted(self._errors)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from controller.errors import InputError
+from controller.iteration.experts import quantile
 from controller.iteration.predictor import Prediction, Predictor
 from controller.iteration.series import SyncWindow, Trace
 from controller.iteration.windows import find_windows
@@ -19,6 +19,7 @@ _EWMA = 0.2
 _NS_PER_US = 1000
 # A longer period is a pause, not one of the usual ones.
 _PAUSE = 1.6
+_TOLD_EVERY = 256
 
 
 @dataclass(frozen=True)
@@ -112,26 +113,22 @@ def _summary(errors: Sequence[float]) -> dict[str, float]:
     return {
         "mean": statistics.fmean(errors),
         "p50": statistics.median(errors),
-        "p95": quantile(errors, 0.95),
+        "p95": quantile(sorted(errors), 0.95),
     }
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between neighbours, as `numpy.quantile` has it."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def score(trace: Trace | Sequence[SyncWindow]) -> Score:
+def score(
+    trace: Trace | Sequence[SyncWindow],
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Score:
     """Predict every window of a trace from those before it.
 
     Parameters
     ----------
     trace
         Windows, or a trace whose windows are its own or are found in its collectives.
+    progress
+        Called now and then with (windows scored, windows in all).
 
     Returns
     -------
@@ -160,7 +157,7 @@ def score(trace: Trace | Sequence[SyncWindow]) -> Score:
             f"The trace has {what}; {WINDOWS_NEEDED} with different begins are needed.",
             "Record more iterations.",
         )
-    return _replay(windows, notes)
+    return _replay(windows, notes, progress)
 
 
 def _distinct(windows: Sequence[SyncWindow]) -> list[SyncWindow]:
@@ -169,26 +166,37 @@ def _distinct(windows: Sequence[SyncWindow]) -> list[SyncWindow]:
     for window in sorted(windows, key=lambda window: window.start_ns):
         if not result or window.start_ns > result[-1].start_ns:
             result.append(window)
-    return result
+    # From the first on: floats hold a clock that counts from 1970 to a quarter microsecond only.
+    origin_ns = result[0].start_ns if result else 0
+    return [
+        replace(window, start_ns=window.start_ns - origin_ns, end_ns=window.end_ns - origin_ns)
+        for window in result
+    ]
 
 
-def _replay(windows: Sequence[SyncWindow], notes: tuple[str, ...]) -> Score:
+def _replay(
+    windows: Sequence[SyncWindow],
+    notes: tuple[str, ...],
+    progress: Callable[[int, int], None],
+) -> Score:
     predictor = Predictor()
     rows: list[Row] = []
     bytes_errors: list[float] = []
     changes: list[int] = []
     last_change = 0
-    periods: list[int] = []
+    last_ns = total_ns = 0
     ewma = 0.0
     for number, window in enumerate(windows):
+        if number % _TOLD_EVERY == 0:
+            progress(number, len(windows))
         if number:
             actual_ns = window.start_ns - windows[number - 1].start_ns
             prediction = predictor.predict()
             if window.bytes and prediction.bytes is not None:
                 bytes_errors.append(abs(prediction.bytes - window.bytes) / window.bytes * 100)
-            if periods:
+            if number > 1:
                 predicted_ns = prediction.next_start_ns - windows[number - 1].start_ns
-                naive = (float(periods[-1]), statistics.fmean(periods), ewma)
+                naive = (float(last_ns), total_ns / (number - 1), ewma)
                 known = predictor.changes
                 rows.append(
                     Row(
@@ -200,7 +208,8 @@ def _replay(windows: Sequence[SyncWindow], notes: tuple[str, ...]) -> Score:
             else:
                 known = 0
                 ewma = float(actual_ns)
-            periods.append(actual_ns)
+            last_ns = actual_ns
+            total_ns += actual_ns
             predictor.begin(window.start_ns)
             if predictor.changes > known:
                 bursts = prediction.bursts_per_iteration

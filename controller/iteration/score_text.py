@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from controller.iteration.score import Score
+from controller.telemetry.text import wrapped
 from controller.units import format_bytes, format_duration
 
-_WIDTH = 80
 _NS_PER_US = 1000
 
 
@@ -30,26 +30,14 @@ def rows_json(score: Score) -> list[dict[str, Any]]:
     return result
 
 
-def _wrapped(label: str, text: str) -> list[str]:
-    """Words after a label, continued below it within 80 columns."""
-    lines, line = [], label
-    for word in text.split():
-        if len(line) + 1 + len(word) > _WIDTH:
-            lines.append(line)
-            line = " " * (len(label) - 1)
-        line += f" {word}"
-    return [*lines, line]
-
-
 def score_text(score: Score, source: str, with_rows: bool = False) -> str:
     """Summary at 80 columns; `with_rows`: also every prediction."""
     document = score.to_json()
     prediction = score.prediction
     verdict = "periodic" if prediction.is_periodic else "NOT periodic"
-    lines = _wrapped(
-        f"{source}:",
-        f"{verdict} (confidence {prediction.confidence:.2f}): {prediction.why}",
-    )
+    lines = [
+        wrapped(f"{source}: {verdict} (confidence {prediction.confidence:.2f}): {prediction.why}")
+    ]
     about = f"period {format_duration(score.period_ns)}, {prediction.iterations} iterations"
     if prediction.bursts_per_iteration > 1:
         about += f" of {prediction.bursts_per_iteration} bursts"
@@ -57,12 +45,12 @@ def score_text(score: Score, source: str, with_rows: bool = False) -> str:
         about += f", window {format_duration(prediction.window_ns)}"
     if prediction.bytes is not None:
         about += f", {format_bytes(prediction.bytes)}"
-    lines += _wrapped("", about)
+    lines.append(wrapped(about, "  "))
     if score.changes:
         shown = ", ".join(str(number) for number in score.changes[:8])
-        lines += _wrapped("", f"period changed, noticed at iteration {shown}")
+        lines.append(wrapped(f"period changed, noticed at iteration {shown}", "  "))
     if prediction.anomalies:
-        lines.append(f" {prediction.anomalies} pauses (evaluation, checkpoint) told apart")
+        lines.append(f"  {prediction.anomalies} pauses (evaluation, checkpoint) told apart")
     ours, naive, start = (
         document["error_pct"], document["naive_error_pct"], document["start_error_pct"],
     )  # fmt: skip
@@ -90,6 +78,5 @@ def score_text(score: Score, source: str, with_rows: bool = False) -> str:
                 f"{format_duration(row.predicted_ns):>12}{row.error_pct:9.3f}"
                 f"{row.naive_error_pct[0]:9.3f}{mark}"
             )
-    for note in score.notes:
-        lines += _wrapped("note:", note)
+    lines += [wrapped(f"note: {note}") for note in score.notes]
     return "\n".join(lines)

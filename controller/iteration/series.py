@@ -42,14 +42,11 @@ class SyncWindow:
         First begin and last end.
     bytes
         Sum of the payloads; None: not told.
-    bursts
-        Begin of each burst within it, the first at ``start_ns``; empty: not told.
     """
 
     start_ns: int
     end_ns: int
     bytes: int | None = None
-    bursts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

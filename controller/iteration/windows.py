@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,8 +34,6 @@ _CLEARLY = 0.6
 _REGULAR_ENOUGH = 0.12
 # An operation alone is a window where silence around it is so much longer than it is.
 _ALONE = 8.0
-_KEPT, _RELEARN = 512, 32
-_FIRST_LOOK = 4
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,6 @@ def _window(parts: Sequence[Collective]) -> SyncWindow:
         parts[0].start_ns,
         max(part.end_ns for part in parts),
         sum(sizes) if sizes else None,
-        tuple(part.start_ns for part in parts),
     )
 
 
@@ -163,7 +160,6 @@ def _join(windows: Sequence[SyncWindow]) -> SyncWindow:
         windows[0].start_ns,
         max(window.end_ns for window in windows),
         sum(sizes) if sizes else None,
-        tuple(start_ns for window in windows for start_ns in window.bursts),
     )
 
 
@@ -277,8 +273,7 @@ class WindowDetector:
     Parameters
     ----------
     plan
-        How to cut; windows are then those of `find_windows` (before bursts are joined). None:
-        learnt from the newest 512 collectives, again and again; the first look is after four.
+        How to cut; windows are those of `find_windows` before bursts are joined.
 
     Examples
     --------
@@ -289,12 +284,9 @@ class WindowDetector:
     [0, 200]
     """
 
-    def __init__(self, plan: WindowPlan | None = None) -> None:
-        self.plan = plan
-        self._learns = plan is None
-        self._seen: deque[Collective] = deque(maxlen=_KEPT)
-        self._count = 0
-        self._cutter = _Cutter(plan.gap_ns if plan else 0.0)
+    def __init__(self, plan: WindowPlan) -> None:
+        self._stream = (plan.op, plan.communicator)
+        self._cutter = _Cutter(plan.gap_ns)
 
     def add(self, collective: Collective) -> SyncWindow | None:
         """Take one more collective, in order of begin.
@@ -304,28 +296,9 @@ class WindowDetector:
         SyncWindow or None
             The window before, which is over since the gap is exceeded.
         """
-        if self._learns:
-            self._learn(collective)
-        plan = self.plan
-        if plan is None or (collective.op, collective.communicator) != (plan.op, plan.communicator):
+        if (collective.op, collective.communicator) != self._stream:
             return None
         return self._cutter.add(collective)
-
-    def _learn(self, collective: Collective) -> None:
-        self._seen.append(collective)
-        self._count += 1
-        early = self._count <= _RELEARN and self._count >= _FIRST_LOOK
-        if early or self._count % _RELEARN == 0:
-            before, self.plan = self.plan, learn(tuple(self._seen))
-            if self.plan is None:
-                return
-            is_other = before is not None and (before.op, before.communicator) != (
-                self.plan.op, self.plan.communicator,
-            )  # fmt: skip
-            if is_other:
-                # What was open belongs to another stream, which is no sync window.
-                self._cutter.flush()
-            self._cutter.gap_ns = self.plan.gap_ns
 
     def flush(self) -> SyncWindow | None:
         """The window still open, at the end of a trace; None: there is none."""

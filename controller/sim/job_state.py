@@ -44,6 +44,7 @@ class JobState:
         self.class_next = spec.traffic_class
         self.switch_bytes = 0.0
         self.guard_ns = math.inf
+        self.shift_ns = 0.0  # of the next window, told while one is open
         self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
         self.carried_bytes = 0.0
         self.resent_bytes = 0.0
@@ -56,14 +57,24 @@ class JobState:
             self._draw(max(64, 2 * self.iteration))
         self.is_open = False
         self.compute_begin_ns = now_ns
-        self.begin_ns = now_ns + self.compute_ns[self.iteration]
+        self.begin_ns = now_ns + self.compute_ns[self.iteration] + self.shift_ns
         start_error, bytes_error = self.errors[self.iteration]
-        self.predicted_ns = now_ns + self.spec.compute_ns * (1 + start_error)
+        self.predicted_ns = now_ns + self.spec.compute_ns * (1 + start_error) + self.shift_ns
+        self.shift_ns = 0.0
         self.expected_bytes = max(1, round(self.spec.window_bytes * (1 + bytes_error)))
         self.total_bytes = float(self.spec.window_bytes)
         self.done_bytes = 0.0
         self.rate_Bps = 0.0
         self.guard_ns = math.inf
+
+    def shift(self, shift_ns: float) -> None:
+        """Let the next window begin later; while one is open, that is the one after it."""
+        if self.is_open:
+            # As in the agent, the first one told holds.
+            self.shift_ns = self.shift_ns or shift_ns
+            return
+        self.begin_ns += shift_ns
+        self.predicted_ns += shift_ns
 
     def _draw(self, count: int) -> None:
         self.compute_ns = self.spec.compute_times_ns(count, self.seed)

@@ -10,6 +10,8 @@ import numpy as np
 
 from controller.errors import UsageError
 from controller.priority.jobs import DEFAULT_CEILING, DEFAULT_CLASS
+from controller.priority.policy import DEFAULT_MAX_SLOWDOWN
+from controller.priority.ranges import check_slowdown
 from controller.sim.measures import Iteration
 
 __all__ = ["Iteration", "SimJob"]
@@ -49,7 +51,7 @@ class SimJob:
     traffic_class: int = DEFAULT_CLASS
     class_floor: int = 0
     class_ceiling: int = DEFAULT_CEILING
-    max_slowdown: float = 1.5
+    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
     work: float = 0.0
 
     def __post_init__(self) -> None:
@@ -61,6 +63,7 @@ class SimJob:
                 raise UsageError(f"{where} {what} is {value!r}; allowed: a number from 0.")
         if not 0 <= self.jitter <= 1:
             raise UsageError(f"{where} jitter is {self.jitter!r}; allowed: 0 .. 1.")
+        check_slowdown(f"{where} max_slowdown", self.max_slowdown)
         if not self.class_floor <= self.traffic_class <= self.class_ceiling:
             raise UsageError(
                 f"{where} class is {self.traffic_class}; allowed: {self.class_floor} .. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from controller.errors import UsageError
+from controller.priority.policy import DEFAULT_MAX_SLOWDOWN
 from controller.sim.jobs import SimJob
 
 
@@ -35,7 +36,7 @@ def mix(
     jitter: float = 0.0,
     offsets_ns: Sequence[float] = (),
     classes: Sequence[int] = (),
-    max_slowdown: float = 1.5,
+    max_slowdown: float = DEFAULT_MAX_SLOWDOWN,
 ) -> tuple[SimJob, ...]:
     """Jobs ``a``, ``b``, ... from what they are when nobody disturbs them.
 

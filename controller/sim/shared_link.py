@@ -203,9 +203,7 @@ class _Simulation:
             for job in self.jobs:
                 default = Assignment(job.spec.traffic_class, job.spec.traffic_class)
                 job.assignment = decided.get(job.spec.name, default)
-                if not job.is_open:
-                    job.begin_ns += job.assignment.shift_ns
-                    job.predicted_ns += job.assignment.shift_ns
+                job.shift(job.assignment.shift_ns)
                 job.choose(self.now_ns)
                 job.switch()
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from controller.iteration.traces.summary import Count, IterationRow, Summary
+from controller.telemetry.text import wrapped
 from controller.units import format_bytes, format_duration
 
-_WIDTH = 80
 _MOST_GROUPS = 12
 _UNTOLD = "-"
 
@@ -33,10 +32,7 @@ def _groups(title: str, groups: Mapping[str, Count]) -> list[str]:
 
 
 def _notes(notes: Sequence[str]) -> list[str]:
-    lines = [""] if notes else []
-    for note in notes:
-        lines += textwrap.wrap(note, _WIDTH, initial_indent="note: ", subsequent_indent="      ")
-    return lines
+    return ["", *(wrapped(f"note: {note}") for note in notes)] if notes else []
 
 
 def summary_text(summary: Summary, with_groups: bool = True) -> str:
@@ -74,18 +70,10 @@ def summary_text(summary: Summary, with_groups: bool = True) -> str:
     return "\n".join([*lines, *_notes(summary.notes)])
 
 
-def iterations_text(rows: Sequence[IterationRow], first: int = 0) -> str:
-    """A table of iterations.
-
-    Parameters
-    ----------
-    rows
-        In order.
-    first
-        Number of the first one.
-    """
+def iterations_text(rows: Sequence[IterationRow]) -> str:
+    """A table of iterations, in order and numbered from 0."""
     lines = [f"{'iteration':>9}{'start':>14}{'period':>14}{'window':>14}{'bytes':>15}{'colls':>8}"]
-    for number, row in enumerate(rows, first):
+    for number, row in enumerate(rows):
         inside = _UNTOLD if row.collectives is None else str(row.collectives)
         payload = _UNTOLD if row.bytes is None else str(row.bytes)
         lines.append(

@@ -6,11 +6,10 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from controller.errors import InputError, UsageError
+from controller.errors import UsageError
 from controller.ops.testbed import Testbed
 from controller.priority.policies import POLICIES
 from controller.priority.ranges import check_integer
@@ -18,13 +17,12 @@ from controller.sim.measures import Iteration
 from controller.workload.control import FAIR, Running, controlled
 from controller.workload.crew import Crew
 from controller.workload.fabric import increase, read_counters
-from controller.workload.mixes import Mix, MixJob
+from controller.workload.mixes import Mix
 from controller.workload.plan import Course, Traffic, plan_alone, plan_round
 
 DEFAULT_POLICIES = (FAIR, "static", "mltcp", "laxity")
 # Windows of each job on an idle network, to know what there is to lose.
 _ALONE_ITERATIONS = 8
-_FORMAT = "stellar-priority-1"
 
 Progress = Callable[[float], None]
 
@@ -69,6 +67,7 @@ class Options:
         check_integer("Number of rounds", self.rounds, 1, 10_000)
         check_integer("Number of iterations", self.iterations, 1, 1_000_000)
         check_integer("Number of warm-up iterations", self.warmup, 1, 1_000_000)
+        check_integer("Seed", self.seed, 0, 2**32 - 1)
 
     def turns(self) -> list[tuple[int, str]]:
         """Round and policy, in the order in which they are run."""
@@ -129,45 +128,6 @@ class Contest:
     alone_ns: Mapping[str, tuple[float, ...]]
     turns: tuple[Turn, ...]
     kernel: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Raw records; `from_json` reads them."""
-        return {"format": _FORMAT, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Contest:
-        """From `to_json`.
-
-        Raises
-        ------
-        InputError
-            It is something else.
-        """
-        if document.get("format") != _FORMAT:
-            raise InputError(
-                f"The records have the format {document.get('format')!r}; expected {_FORMAT!r}.",
-                "Make them with: controller bench priority -o FILE",
-            )
-        try:
-            mix = document["mix"]
-            jobs = tuple(MixJob(**job) for job in mix["jobs"])
-            return cls(
-                mix=Mix(mix["name"], jobs, mix["jitter"], mix["start"]),
-                traffic=Traffic.from_json(document["traffic"]),
-                options=Options(
-                    **{**document["options"], "policies": tuple(document["options"]["policies"])}
-                ),
-                alone_ns={name: tuple(each) for name, each in document["alone_ns"].items()},
-                turns=tuple(
-                    replace(
-                        Turn(**turn), records=tuple(Iteration(**row) for row in turn["records"])
-                    )
-                    for turn in document["turns"]
-                ),
-                kernel=str(document["kernel"]),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"The records are incomplete: {error}.") from error
 
 
 def run_contest(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from controller.agent.state import RunDirectory
-from controller.errors import InputError, StellarError
+from controller.errors import ConflictError, InputError, PrivilegeError, StellarError
 from controller.ops.testbed import Testbed
 from controller.priority.jobs import DEFAULT_CLASS
 from controller.workload.fabric import target
@@ -91,14 +92,63 @@ def _log_tail(run: RunDirectory) -> str:
     return "\n".join(lines[-_LOG_LINES:])
 
 
+def refuse_other(run_dir: Path) -> None:
+    """Leave alone a run directory that another controller has, or has left.
+
+    Parameters
+    ----------
+    run_dir
+        Where controllers of a contest are to run.
+
+    Raises
+    ------
+    ConflictError
+        A controller runs there, starts or ends; or one died there and has left its attachments,
+        which a new one would adopt.
+    PrivilegeError
+        The directory is another user's.
+    """
+    run = RunDirectory(run_dir)
+    _refuse_running(run)
+    if run.state_path.exists():
+        raise ConflictError(
+            f"A controller died in {run_dir}, and what it attached may still be there.",
+            f"Clean up first: controller --run-dir {run_dir} stop",
+        )
+
+
+def _refuse_running(run: RunDirectory) -> None:
+    if not run.path.is_dir():
+        return
+    try:
+        run.lock()
+    except ConflictError as error:
+        raise ConflictError(
+            f"A controller runs already in {run.path}; the controllers of this comparison would "
+            "take its place.",
+            f"Name another directory with --run-dir, or end it: controller --run-dir {run.path} "
+            "stop",
+        ) from error
+    except OSError as error:
+        raise PrivilegeError(
+            f"Run directory {run.path} cannot be used: {error.strerror}.",
+            "Run as root, or name another directory with --run-dir.",
+        ) from error
+    run.unlock()
+
+
 @contextlib.contextmanager
 def controlled(
     mix: Mix, traffic: Traffic, bed: Testbed, policy: str, run_dir: Path
 ) -> Iterator[Running | None]:
     """A controller with this policy on all hosts; None for ``fair``. Stopped afterwards.
 
+    Only the one that is started here is ever stopped.
+
     Raises
     ------
+    ConflictError
+        Another controller runs in `run_dir`.
     StellarError
         It cannot start; what it reports.
     """
@@ -106,22 +156,55 @@ def controlled(
         yield None
         return
     # The agent brings much along that a report of records does not need.
-    from controller.agent import ending
     from controller.agent.launch import run_detached
 
     run = RunDirectory(run_dir)
+    _refuse_running(run)
     run.create()
     config = run.path / "contest.toml"
     config.write_text(config_text(mix, traffic, bed, policy))
     try:
         try:
             pid = run_detached(run, [f"--config={config}"])
-        except StellarError as error:
+        except ConflictError:
+            raise  # somebody else's has begun there in this moment
+        except BaseException as error:
+            # It did not come up in time, or was interrupted: nothing of it may stay attached.
+            _clean_up(run)
+            if not isinstance(error, StellarError):
+                raise
             # Its log goes with the run directory.
             said = _log_tail(run)
             raise StellarError(f"{error.message}\n{said}" if said else error.message) from error
-        yield Running(pid, run)
+        try:
+            yield Running(pid, run)
+        finally:
+            _end(run, pid)
     finally:
-        # Also one that was killed, or did not come up in time: nothing of it may stay attached.
-        ending.end(run, _STOP_S)
         config.unlink(missing_ok=True)
+
+
+def _end(run: RunDirectory, pid: int) -> None:
+    """End the controller with this process id, also one that was killed."""
+    from controller.agent import ending
+
+    # Who locks the directory writes its process id there: after a kill it may be another's.
+    with contextlib.suppress(OSError):
+        if (run.path / "lock").read_text().strip() != str(pid):
+            return
+    ending.end(run, _STOP_S)
+
+
+def _clean_up(run: RunDirectory) -> None:
+    """Detach what a controller left that ends, or has ended, by itself."""
+    from controller.agent import ending
+
+    deadline_s = time.monotonic() + _STOP_S
+    while True:
+        try:
+            ending.clean_up(run)
+            return
+        except ConflictError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(0.1)

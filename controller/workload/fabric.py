@@ -25,6 +25,8 @@ TROUBLES = (
     "retry_exceeded_err", "send_err", "rcvd_rnr_err",
 )  # fmt: skip
 _SENT = "sent_pkts"
+# What a turn of a contest is told with.
+COUNTERS = (*TROUBLES, _SENT)
 _ETHERNET_BYTES = 18  # with one VLAN tag, as in qdisc_tree
 # What a class may send at once after a late timer: the burst of the testbed's own shaped ports.
 _BURST_S = 0.003
@@ -101,7 +103,7 @@ def read_counters(bed: Testbed) -> dict[str, int]:
     StellarError
         The tool rdma does not show them.
     """
-    total = dict.fromkeys((*TROUBLES, _SENT), 0)
+    total = dict.fromkeys(COUNTERS, 0)
     for host in bed.hosts:
         words = ("rdma", "-j", "statistic", "show", "link", f"{host.device}/1")
         text = run_tool(host.command(*words))

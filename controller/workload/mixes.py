@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tomllib
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from controller.config_reader import Section, told_with
 from controller.errors import UsageError
 from controller.priority.classes import CLASSES
 from controller.priority.jobs import check_name
-from controller.priority.ranges import check_integer, check_slowdown
+from controller.priority.policy import DEFAULT_MAX_SLOWDOWN
+from controller.priority.ranges import MAX_SLOWDOWN, check_integer, check_slowdown
 from controller.workload.models import MODELS, find_model
 
 MAX_JOBS = 8
 DEFAULT_JITTER = 0.2
+# With all of the compute time to lose there would be no silence that ends an iteration.
+MAX_JITTER = 0.9
 RANDOM, TOGETHER = STARTS = ("random", "together")
 _MS = 1_000_000
 # A window of a few packets would measure the machine, an hour the patience.
@@ -56,7 +60,7 @@ class MixJob:
     period_ns: int
     share: float
     traffic_class: int
-    max_slowdown: float = 1.5
+    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -94,7 +98,7 @@ class Mix:
         One or more, each name once.
     jitter
         Compute of an iteration is the mean times a number drawn evenly from 1 - jitter ..
-        1 + jitter, 0 .. 1.
+        1 + jitter, 0 .. `MAX_JITTER`.
     start
         "random": each job begins at a moment of its own, drawn anew in each round; "together":
         all begin at one moment, as after a failure or a pause of all.
@@ -119,8 +123,10 @@ class Mix:
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"Mix {self.name} has two jobs {name}; allowed: each once.")
-        if not 0 <= self.jitter <= 1:
-            raise UsageError(f"Mix {self.name}: jitter is {self.jitter}; allowed: 0 .. 1.")
+        if not 0 <= self.jitter <= MAX_JITTER:
+            raise UsageError(
+                f"Mix {self.name}: jitter is {self.jitter}; allowed: 0 .. {MAX_JITTER:g}."
+            )
         if self.start not in STARTS:
             raise UsageError(
                 f"Mix {self.name}: start is {self.start!r}; allowed: {', '.join(STARTS)}."
@@ -167,10 +173,12 @@ def find_mix(text: str) -> Mix:
     """
     if text in MIXES:
         return MIXES[text]
-    if "/" in text or text.endswith(".toml") or Path(text).exists():
-        return load_mix(Path(text))
+    # What is neither is looked for last: exists() fails on a name that is too long for a file.
+    with contextlib.suppress(OSError, ValueError):
+        if "/" in text or text.endswith(".toml") or Path(text).exists():
+            return load_mix(Path(text))
     raise UsageError(
-        f"Mix {text!r} is unknown; allowed: {', '.join(MIXES)}, or a TOML file.",
+        f"Mix {text[:80]!r} is unknown; allowed: {', '.join(MIXES)}, or a TOML file.",
         "controller bench priority --list shows the built-in ones.",
     )
 
@@ -198,7 +206,7 @@ def load_mix(path: Path) -> Mix:
             raise UsageError(f"{path}: key {key} is unknown; allowed: mix, job.")
     section = Section(path, "mix", document.get("mix", {}))
     name = section.text("name", path.stem)
-    jitter = section.share("jitter", DEFAULT_JITTER)
+    jitter = section.number("jitter", DEFAULT_JITTER, 0, MAX_JITTER)
     start = section.text("start", RANDOM, STARTS)
     section.finish()
     entries = document.get("job", [])
@@ -220,7 +228,7 @@ def _read_job(path: Path, number: int, entry: Any) -> MixJob:
         "period_ns": section.duration("period", 0, MIN_PERIOD_ns, MAX_PERIOD_ns),
         "share": section.share("share", find_model(model).share, above=True),
         "traffic_class": section.integer("class", _static_class(number), 0, CLASSES - 2),
-        "max_slowdown": section.number("max_slowdown", 1.5, 1, 100),
+        "max_slowdown": section.number("max_slowdown", DEFAULT_MAX_SLOWDOWN, 1, MAX_SLOWDOWN),
     }
     section.finish()
     with told_with(section.label):

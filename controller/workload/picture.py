@@ -25,6 +25,8 @@ def shown_windows(
     """
     slowest = max(contest.mix.jobs, key=lambda job: job.period_ns).name
     ends = [record.window_end_ns for record in turn.records if record.job == slowest]
+    if not ends:  # what its ranks told was not complete
+        return {job.name: [] for job in contest.mix.jobs}
     begin_ns = ends[min(contest.options.warmup, len(ends)) - 1]
     end_ns = begin_ns + iterations * contest.mix.longest_ns
 

@@ -19,12 +19,15 @@ from controller.workload.models import find_model
 _PACKET_OVERHEAD_BYTES = 58
 _MESSAGE_OVERHEAD_BYTES = 20
 PATH_MTU_BYTES = 4096
+MAX_RANKS = 16
 # A class that gets its floor only. `controller qdisc setup` gives each class this share.
 _FLOOR_SHARE = 0.05
 # Of a job's shortest compute phase: a silence that long ends its iteration. The controller's own
 # default is two windows of a queue pair, which on links as slow as these is longer than the
 # compute phases: iterations would run into one another.
 _GAP_SHARE = 0.5
+# Of the communicator. A gradient gets twice its bytes: leases are rounded up.
+_POOL_NBYTES = 64 << 20
 # Shorter jobs end last, so that the longest one never runs alone: what the slowest of them may
 # take longer than planned.
 _SPARE = 1.15
@@ -78,13 +81,19 @@ class Traffic:
         total = sum(self.buckets_nbytes(job))
         return round(total * 2 * (self.ranks - 1) / self.ranks)
 
-    def settings(self) -> Settings:
-        """Of the ranks' communicators."""
+    def settings(self, gradient_nbytes: int = 0) -> Settings:
+        """Of the ranks' communicators.
+
+        Parameters
+        ----------
+        gradient_nbytes
+            What a rank keeps in the pool, beside what the communicator needs.
+        """
         return Settings(
             chunk_nbytes=self.chunk_nbytes,
             tokens=self.tokens,
             queue_pair_timeout=self.queue_pair_timeout,
-            pool_nbytes=64 << 20,
+            pool_nbytes=_POOL_NBYTES + 2 * gradient_nbytes,
         )
 
     def to_json(self) -> dict[str, Any]:

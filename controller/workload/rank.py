@@ -89,7 +89,7 @@ def _run(options: dict[str, Any]) -> None:
         Placement.from_environment(os.environ),
         device=options["device"],
         gid_address=options["address"],
-        settings=Traffic.from_json(options["traffic"]).settings(),
+        settings=Traffic.from_json(options["traffic"]).settings(sum(sizes)),
         job=options["job"],
         run_dir=options["run_dir"],
     ) as comm:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from controller.allreduce.bench_plan import parse_size
 from controller.errors import InputError, UsageError
+from controller.files import write_text
 from controller.ops.qdisc_tree import MAX_RATE_Bps, MIN_RATE_Bps
 from controller.units import format_rate, parse_rate_Bps
 from controller.workload.contest import Contest, Options, Progress, run_contest
+from controller.workload.control import refuse_other
 from controller.workload.fabric import shared_hosts
 from controller.workload.mixes import Mix
 from controller.workload.plan import Traffic
+from controller.workload.stored import contest_json, read_contest
 
 
 def make_traffic(rate: str, ranks: int, chunk: str) -> Traffic:
@@ -48,29 +50,15 @@ def compare(
 
     Raises
     ------
+    ConflictError
+        Another controller runs in `run_dir`.
     StellarError
         The hosts cannot be built, a controller cannot start, or a rank failed.
     """
+    if run_dir is not None:
+        refuse_other(run_dir)
     with shared_hosts(traffic) as bed:
         return run_contest(mix, traffic, bed, options, progress, told, run_dir)
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a file that cannot be made, before minutes of measuring.
-
-    Raises
-    ------
-    InputError
-        Its folder is not there, or nobody may write into it.
-    """
-    if not path.parent.is_dir():
-        raise _unwritable(path, f"{path.parent} is no folder")
-    if not os.access(path.parent, os.W_OK):
-        raise _unwritable(path, f"{path.parent} is not writable")
-
-
-def _unwritable(path: Path, reason: str | None) -> InputError:
-    return InputError(f"{path} cannot be written: {reason}.", "Name another file.")
 
 
 def write_records(path: Path, contest: Contest) -> None:
@@ -78,18 +66,14 @@ def write_records(path: Path, contest: Contest) -> None:
 
     Raises
     ------
-    InputError
+    UsageError
         The file cannot be written.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(json.dumps(contest.to_json()) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(
-            f"{path}: {error.strerror}.", "Name a file that can be written."
-        ) from error
+    write_text(path, json.dumps(contest_json(contest), allow_nan=False) + "\n", force=True)
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def read_records(path: Path) -> Contest:
@@ -101,14 +85,16 @@ def read_records(path: Path) -> Contest:
         The file cannot be read, or holds something else.
     """
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(), parse_constant=_refuse_constant)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}.", "Name a readable file.") from error
+        raise InputError(
+            f"{str(path)[:200]}: {error.strerror}.", "Name a readable file."
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}.") from error
     if not isinstance(document, dict):
         raise InputError(f"{path}: a {type(document).__name__}; expected an object.")
     try:
-        return Contest.from_json(document)
+        return read_contest(document)
     except (InputError, UsageError) as error:
         raise InputError(f"{path}: {error.message}", error.remedy) from error

@@ -55,6 +55,20 @@ def test_one_period_is_too_few_to_tell():
     assert math.isnan(verdict.irregularity)
 
 
+@pytest.mark.parametrize("independent", [0, 1])
+def test_durations_that_are_not_free_to_differ_are_no_evidence(independent):
+    verdict = judge([1.0] * 8, has_evidence=True, was=True, independent=independent)
+    assert not verdict.is_periodic
+    assert f"{independent} periods are known" in verdict.why
+    assert judge([1.0] * 8, independent=2).is_periodic
+
+
+def test_fewer_free_durations_make_the_bound_tighter():
+    durations = [100.0, 108, 94, 105, 97, 103, 92, 106]
+    assert judge(durations).is_periodic
+    assert not judge(durations, independent=3).is_periodic
+
+
 def test_pauses_do_not_hide_a_period():
     assert judge([100.0, 101, 99, 100, 900, 100, 101, 99, 100, 100]).is_periodic
 

@@ -181,21 +181,6 @@ def test_jitter_is_not_taken_for_bursts():
         assert predictor.predict().bursts_per_iteration == 1
 
 
-def test_a_landmark_shortly_before_the_next_window_sharpens_its_begin():
-    random, start_ns = Random(4), 0
-    with_mark, without = Predictor(), Predictor()
-    sharp, plain = [], []
-    for number in range(30):
-        if number > 10:
-            sharp.append(abs(with_mark.predict().next_start_ns - start_ns))
-            plain.append(abs(without.predict().next_start_ns - start_ns))
-        tell(with_mark, start_ns, 20 * MS, 1000)
-        tell(without, start_ns, 20 * MS, 1000)
-        start_ns += int(random.uniform(80, 120) * MS)
-        with_mark.burst(start_ns - 10 * MS)
-    assert max(sharp) < 1 * MS < statistics.fmean(plain)
-
-
 def test_the_spread_covers_most_of_the_begins():
     random, start_ns, inside, count = Random(8), 0, 0, 0
     predictor = Predictor()

@@ -9,7 +9,8 @@ from random import Random
 import pytest
 
 from controller.errors import InputError
-from controller.iteration.score import quantile, score
+from controller.iteration.experts import quantile
+from controller.iteration.score import score
 from controller.iteration.series import Collective, SyncWindow, Trace
 
 MS = 1_000_000
@@ -132,7 +133,24 @@ def test_windows_at_one_time_count_once():
 
 
 def test_quantiles_are_linear_between_neighbours():
-    values = [5.0, 1.0, 4.0, 2.0]
+    values = [1.0, 2.0, 4.0, 5.0]
     assert quantile(values, 0.5) == statistics.median(values)
     assert quantile(values, 0.95) == pytest.approx(4.85)
     assert quantile([7.0], 0.95) == 7
+
+
+def test_a_clock_that_counts_from_1970_makes_no_difference():
+    random = Random(4)
+    windows = windows_of([random.gauss(1, 0.02) for _ in range(30)], 1000, 0.3)
+    epoch_ns = 1_711_964_646_000_000_123
+    later = [
+        SyncWindow(window.start_ns + epoch_ns, window.end_ns + epoch_ns, window.bytes)
+        for window in windows
+    ]
+    assert score(later) == score(windows)
+
+
+def test_the_progress_of_a_long_series_is_told():
+    told = []
+    score(windows_of([100.0] * 600), lambda done, total: told.append((done, total)))
+    assert told == [(0, 601), (256, 601), (512, 601)]

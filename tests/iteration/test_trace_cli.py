@@ -90,7 +90,7 @@ def test_a_file_is_overwritten_only_by_force(steps: Path, tmp_path: Path) -> Non
     assert out.read_text().startswith("start_us,end_us,bytes\n")
 
 
-@pytest.mark.parametrize("place", [".", "nowhere/out.csv"])
+@pytest.mark.parametrize("place", [".", "nowhere/out.csv", "x" * 300])
 def test_an_output_that_cannot_be_is_refused_before_reading(tmp_path: Path, place: str) -> None:
     result = trace("import", tmp_path / "no such trace", "-o", tmp_path / place)
     assert isinstance(result.exception, UsageError)
@@ -150,3 +150,26 @@ def test_a_foreign_file_is_an_input_error_that_names_it(tmp_path: Path) -> None:
     result = trace("show", fixtures.write(tmp_path / "notes.txt", "hello"))
     assert isinstance(result.exception, InputError)
     assert "notes.txt" in str(result.exception)
+
+
+def test_a_name_that_is_too_long_is_told_without_a_traceback(tmp_path: Path) -> None:
+    refused = trace("show", tmp_path / ("x" * 300))
+    assert isinstance(refused.exception, InputError)
+    assert "File name too long" in str(refused.exception)
+
+
+def test_a_closed_standard_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="Standard input is closed"):
+        read_trace(Path("-"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("import", "--windows"), ("import", "--force"), ("show", "--force")],
+)
+def test_an_option_without_effect_is_refused(steps: Path, arguments: tuple[str, str]) -> None:
+    command, option = arguments
+    refused = trace(command, steps, option)
+    assert isinstance(refused.exception, UsageError)
+    assert f"{option} has no effect here" in str(refused.exception)

@@ -77,11 +77,6 @@ def test_windows_that_are_written_read_the_same_from_their_first_begin_on(
         SyncWindow(-7, 3, 10),
         SyncWindow(1_711_964_646_000_000_123, 1_711_964_646_000_000_124, None),
     )
-    # 30 years is the longest time that is read.
-    windows = tuple(
-        SyncWindow(w.start_ns % 10**17, w.start_ns % 10**17 + 5, w.bytes) for w in windows
-    )
-    windows = tuple(sorted(windows, key=lambda window: window.start_ns))
     origin_ns = windows[0].start_ns
     assert read(tmp_path, windows_csv(windows)).windows == tuple(
         SyncWindow(w.start_ns - origin_ns, w.end_ns - origin_ns, w.bytes) for w in windows
@@ -99,3 +94,17 @@ def test_collectives_that_are_written_read_the_same(tmp_path: Path) -> None:
 def test_collectives_that_begin_below_zero_are_written_from_the_first_on(tmp_path: Path) -> None:
     trace = read(tmp_path, collectives_csv([Collective(-500, 0), Collective(500, 501)]))
     assert [one.start_ns for one in trace.collectives] == [0, 1_000]
+
+
+def test_times_since_1970_are_read_to_the_nanosecond_and_durations_stay_bounded(
+    tmp_path: Path,
+) -> None:
+    text = "start_us,dur_us,bytes\n1711964646000000.123,5,7\n"
+    start_ns = 1_711_964_646_000_000_123
+    assert read(tmp_path, text).windows == (SyncWindow(start_ns, start_ns + 5_000, 7),)
+    last_us = ((1 << 63) - 1) // 1000
+    assert read(tmp_path, f"{last_us}\n").windows[0].start_ns == last_us * 1000
+    with pytest.raises(InputError, match="start_us: found '9223372036854776'"):
+        read(tmp_path, f"{last_us + 1}\n")
+    with pytest.raises(InputError, match=r"dur_us: .*a duration from 0 to 30 years"):
+        read(tmp_path, "start_us,dur_us,bytes\n0,1711964646000000,7\n")

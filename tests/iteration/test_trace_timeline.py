@@ -95,14 +95,14 @@ def test_iterations_have_period_window_bytes_and_collectives() -> None:
 
 def test_a_row_of_the_timeline_is_the_window_then_what_runs_until_the_next() -> None:
     trace = a_trace()
-    first, second, last = timeline_rows(trace, trace.windows, first=4)
+    first, second, last = timeline_rows(trace, trace.windows)
     assert first == (
-        "4",
+        "0",
         [(0, 200, "sync"), (200, 600, "compute"), (600, 650, "other"), (650, 700, "other"),
          (700, 1000, "compute")],
     )  # fmt: skip
-    assert second == ("5", [(0, 200, "sync"), (200, 1100, "compute")])
-    assert last == ("6", [(0, 100, "sync")])
+    assert second == ("1", [(0, 200, "sync"), (200, 1100, "compute")])
+    assert last == ("2", [(0, 100, "sync")])
 
 
 def test_a_summary_counts_by_operation_and_communicator() -> None:

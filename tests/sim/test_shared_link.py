@@ -90,6 +90,24 @@ def test_a_shift_moves_windows_once():
     assert begins == pytest.approx([400, 800, 1200])
 
 
+def test_a_shift_that_arrives_while_a_window_is_open_moves_the_next_one():
+    class Late(Fixed):
+        """Shifts b at the begin of its first window, which is open then."""
+
+        told = False
+
+        def assign(self, now_ns, jobs, link_Bps):
+            shift_ns = 0
+            if jobs[0].is_open and not self.told:
+                shift_ns, self.told = 120_000_000, True
+            return {"b": Assignment(3, 3, shift_ns=shift_ns)}
+
+    outcome = simulate([job("b", 280, 120)], Late(), IDEAL, {"b": 3})
+    begins = [each.window_begin_ns / MS for each in outcome.iterations]
+    assert begins == pytest.approx([280, 800, 1200])
+    assert windows_ms(outcome, "b") == pytest.approx([120] * 3)
+
+
 def test_a_class_changes_at_a_message_boundary():
     class Swap(Fixed):
         """Puts b first once it has begun, 50 ms into the window of a."""
@@ -295,6 +313,7 @@ def test_impossible_simulations_are_refused():
         ({"offset_ns": -1}, "offset_ns is -1"),
         ({"jitter": 1.5}, "jitter is 1.5"),
         ({"traffic_class": 7}, "class is 7"),
+        ({"max_slowdown": 0.5}, "max_slowdown is 0.5"),
     ],
 )
 def test_an_impossible_job_is_refused(wrong, message):

@@ -28,6 +28,10 @@ def test_the_built_in_mixes_are_listed_in_80_columns() -> None:
     assert [line.split(":")[0] for line in text.splitlines() if line[0] != " "] == list(MIXES)
 
 
+def test_the_built_in_mixes_are_listed_as_json() -> None:
+    assert [mix["name"] for mix in json.loads(call("--list", "--json"))] == list(MIXES)
+
+
 def test_records_are_reported_without_running_anything(tmp_path: Path) -> None:
     path = tmp_path / "records.json"
     write_records(path, contest())
@@ -45,7 +49,15 @@ def test_records_are_reported_without_running_anything(tmp_path: Path) -> None:
         (("-p", ""), "Policy '' is unknown"),
         (("--rate", "1"), "--rate '1' cannot be read"),
         (("--from", "/nowhere/records.json"), "/nowhere/records.json: No such file"),
-        (("-o", "/nowhere/records.json"), "/nowhere is no folder"),
+        (("-o", "/nowhere/records.json"), "The folder /nowhere does not exist"),
+        (("-o", "/"), "/ is a folder"),
+        (("-o", "x" * 300), "File name too long"),
+        (("-m", "x" * 300), "is unknown; allowed"),
+        (("-m", "x" * 300 + ".toml"), "File name too long"),
+        (("--from", "x" * 300), "File name too long"),
+        (("--from", "records.json", "-m", "two-2-3"), "--mix has no effect here: --from reports"),
+        (("--from", "records.json", "--seed", "1"), "--seed has no effect here: --from reports"),
+        (("--list", "-p", "fair"), "--policies has no effect here: --list runs nothing"),
     ],
 )
 def test_wrong_arguments_end_it_before_anything_is_built(

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from controller.errors import UsageError
 from controller.ops.qdisc_tree import timeout_ns, window_bytes
-from controller.workload.mixes import MIXES, Mix, MixJob
+from controller.workload.mixes import MAX_JITTER, MIXES, Mix, MixJob
 from controller.workload.plan import Traffic, counted, gap_ns, plan_alone, plan_round
 
 MS = 1_000_000
@@ -41,6 +42,31 @@ def test_the_gap_is_shorter_than_any_compute_phase_and_longer_than_a_few_message
         for job in mix.jobs:
             assert gap_ns(mix, job) < 0.6 * (1 - mix.jitter) * job.compute_ns
             assert gap_ns(mix, job) > 3 * traffic.chunk_nbytes / traffic.payload_Bps * 1e9
+
+
+def test_a_silence_of_the_gap_comes_in_every_compute_phase_that_is_drawn() -> None:
+    for mix in MIXES.values():
+        for jitter in (mix.jitter, MAX_JITTER):
+            jumpy = dataclasses.replace(mix, jitter=jitter)
+            courses = plan_round(jumpy, 500, 1, 3, 0)
+            for job in jumpy.jobs:
+                shortest_ns = min(courses[job.name].compute_ns)
+                assert shortest_ns < 1.1 * (1 - jitter) * job.compute_ns + 1
+                assert 0 < gap_ns(jumpy, job) < 0.6 * shortest_ns
+
+
+def test_jitter_leaves_a_tenth_of_the_compute_time() -> None:
+    with pytest.raises(UsageError, match=r"jitter is 1.0; allowed: 0 \.\. 0\.9"):
+        dataclasses.replace(MIX, jitter=1.0)
+
+
+def test_the_pool_holds_the_gradient_of_any_rate() -> None:
+    for rate_Bps in (1_500_000, 12_500_000_000):
+        traffic = Traffic(rate_Bps)
+        for job in MIX.jobs:
+            gradient_nbytes = sum(traffic.buckets_nbytes(job))
+            settings = traffic.settings(gradient_nbytes)
+            assert settings.pool_nbytes >= traffic.settings().pool_nbytes + gradient_nbytes
 
 
 def test_traffic_survives_json() -> None:

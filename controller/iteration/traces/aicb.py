@@ -86,7 +86,11 @@ def read_aicb(source: TraceSource, skip_lines: int = 0) -> Trace:
 
 
 def _elapsed_ns(row: Row) -> int | None:
-    return None if row["_elapsed_time"] in ("None", "") else row.time_ns("_elapsed_time", NS_PER_MS)
+    return (
+        None
+        if row["_elapsed_time"] in ("None", "")
+        else row.duration_ns("_elapsed_time", NS_PER_MS)
+    )
 
 
 def _measured(source: TraceSource, iterations: list[_Iteration]) -> Trace:

@@ -37,7 +37,7 @@ def read_minibatch(source: TraceSource) -> Trace:
     workers: collections.Counter[str] = collections.Counter()
     for row in rows_of(source, COLUMNS):
         batch = row.count("time", _MAX_INDEX)
-        duration_ns = row.time_ns("batch_time_norm", NS_PER_MS)
+        duration_ns = row.duration_ns("batch_time_norm", NS_PER_MS)
         slowest_ns[batch] = max(slowest_ns[batch], duration_ns)
         workers[row["worker"]] += 1
     if not slowest_ns:

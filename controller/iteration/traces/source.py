@@ -239,6 +239,9 @@ def open_source(path: Path, progress: ProgressCallback) -> Iterator[TraceSource]
         Missing, a folder, empty, or packed in a way that is not read.
     """
     name = "standard input" if str(path) == "-" else str(path)
+    # Python has no stream for a descriptor that was closed before it began.
+    if str(path) == "-" and sys.stdin is None:
+        raise InputError("Standard input is closed.", "Give a file, or redirect one.")
     try:
         stream: IO[bytes] = sys.stdin.buffer if str(path) == "-" else path.open("rb")
     except FileNotFoundError:
@@ -246,7 +249,7 @@ def open_source(path: Path, progress: ProgressCallback) -> Iterator[TraceSource]
     except IsADirectoryError:
         raise InputError(f"{name} is a folder.", "Give one file of it.") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{name} cannot be opened: {error}.") from None
+        raise InputError(f"{name[:200]} cannot be opened: {_reason(error)}.") from None
     # Standard input is not ours to close.
     with nullcontext() if stream is sys.stdin.buffer else stream:
         if _seekable(stream):
@@ -256,6 +259,10 @@ def open_source(path: Path, progress: ProgressCallback) -> Iterator[TraceSource]
         with tempfile.TemporaryFile() as copy:
             shutil.copyfileobj(stream, copy)
             yield TraceSource(name, copy, progress)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _seekable(stream: IO[bytes]) -> bool:

@@ -64,8 +64,8 @@ def read_straggler(source: TraceSource) -> Trace:
         step = steps[row.count("step", _MAX_INDEX)]
         stage = row.count("stage", _MAX_INDEX)
         ranks.add((row.count("dp_rank", _MAX_INDEX), stage))
-        begin_ns = row.time_ns("start_ts", NS_PER_S)
-        end_ns = begin_ns + row.time_ns("duration", NS_PER_S)
+        begin_ns = row.duration_ns("start_ts", NS_PER_S)
+        end_ns = begin_ns + row.duration_ns("duration", NS_PER_S)
         step.length_ns = max(step.length_ns, end_ns)
         kind = row["optype"]
         sends += kind.endswith("-send")

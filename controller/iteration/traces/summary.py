@@ -201,7 +201,7 @@ def iteration_rows(trace: Trace, windows: Sequence[SyncWindow]) -> list[Iteratio
 
 
 def timeline_rows(
-    trace: Trace, windows: Sequence[SyncWindow], first: int = 0
+    trace: Trace, windows: Sequence[SyncWindow]
 ) -> list[tuple[str, list[tuple[int, int, str]]]]:
     """Rows for `controller.telemetry.timeline`: each iteration from the begin of its window on.
 
@@ -209,14 +209,13 @@ def timeline_rows(
     ----------
     trace, windows
         See `summarize`.
-    first
-        Number that the first row is labelled with.
 
     Returns
     -------
     list of (label, segments)
-        Segments in ns from the begin of the window: "sync", then "compute" up to the next window,
-        within it "other" for collectives outside of windows. The last row ends with its window.
+        Labels are numbers from 0. Segments in ns from the begin of the window: "sync", then
+        "compute" up to the next window, within it "other" for collectives outside of windows. The
+        last row ends with its window.
     """
     collectives = sorted(trace.collectives, key=lambda one: one.start_ns)
     starts_ns = [one.start_ns for one in collectives]
@@ -234,7 +233,7 @@ def timeline_rows(
                 for one in collectives[low:high]
             ]
             segments = _between(end_ns - begin_ns, next_ns - begin_ns, others)
-        rows.append((str(first + index), [(0, end_ns - begin_ns, "sync"), *segments]))
+        rows.append((str(index), [(0, end_ns - begin_ns, "sync"), *segments]))
     return rows
 
 

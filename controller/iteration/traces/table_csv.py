@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from controller.iteration.series import Collective, SyncWindow, Trace
 from controller.iteration.traces.names import canonical_op
 from controller.iteration.traces.source import TraceSource
-from controller.iteration.traces.tables import MAX_TIME_NS, NS_PER_US, Row, cells_of
+from controller.iteration.traces.tables import MAX_CLOCK_NS, NS_PER_US, Row, cells_of
 
 FORM = "start_us,bytes; start_us,end_us,bytes; or start_us,end_us|dur_us,op,bytes,..."
 
@@ -145,7 +145,7 @@ def _end_ns(row: Row, start_ns: int) -> int:
             raise row.error("end_us", f"not less than start_us {row['start_us']}")
         return end_ns
     if row.get("dur_us"):
-        return min(start_ns + row.time_ns("dur_us", NS_PER_US), 2 * MAX_TIME_NS)
+        return min(start_ns + row.duration_ns("dur_us", NS_PER_US), MAX_CLOCK_NS)
     return start_ns
 
 

@@ -16,6 +16,8 @@ NS_PER_S = 1_000_000_000
 
 # 30 years: longer than any run, and sums of two million such times stay exact in Python.
 MAX_TIME_NS = 30 * 366 * 86_400 * NS_PER_S
+# Of any clock, one that counts from 1970 as well: what fits into 64 bits everywhere else.
+MAX_CLOCK_NS = (1 << 63) - 1
 
 
 class Row(Mapping[str, str]):
@@ -54,21 +56,34 @@ class Row(Mapping[str, str]):
             f"line {self._line}, {name}: found {self[name][:40]!r}; expected {expected}."
         )
 
-    def time_ns(self, name: str, unit_ns: int) -> int:
-        """A time or duration of some unit in nanoseconds.
+    def duration_ns(self, name: str, unit_ns: int) -> int:
+        """A duration of some unit in nanoseconds.
 
         Raises
         ------
         InputError
             Not a number, negative, or longer than 30 years.
         """
+        return self._time_ns(name, unit_ns, MAX_TIME_NS, "a duration from 0 to 30 years")
+
+    def time_ns(self, name: str, unit_ns: int) -> int:
+        """A time on any clock, as one that counts from 1970, of some unit in nanoseconds.
+
+        Raises
+        ------
+        InputError
+            Not a number, negative, or 2^63 ns and more.
+        """
+        return self._time_ns(name, unit_ns, MAX_CLOCK_NS, "a time from 0 to below 2^63 ns")
+
+    def _time_ns(self, name: str, unit_ns: int, most_ns: int, expected: str) -> int:
         try:
             number = decimal.Decimal(self[name])
         except decimal.InvalidOperation:
             raise self.error(name, "a number") from None
         # The comparison also keeps "1e999999" from becoming an integer.
-        if not number.is_finite() or not 0 <= number <= MAX_TIME_NS // unit_ns:
-            raise self.error(name, "a time from 0 to 30 years")
+        if not number.is_finite() or not 0 <= number <= decimal.Decimal(most_ns) / unit_ns:
+            raise self.error(name, expected)
         return int((number * unit_ns).to_integral_value())
 
     def count(self, name: str, maximum: int = MAX_BYTES, minimum: int = 0) -> int:
