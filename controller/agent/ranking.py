@@ -230,7 +230,9 @@ class Ranking:
                 )
                 planned.guard_ns = now_ns + round(laxity_ns) if laxity_ns > 0 else None
             if view is None and views and policy.newcomers_first and self._is_new(planned):
-                self._put_first(planned, now_ns)
+                # In mid-window it would rise, and its packets overtake one another.
+                if planned is begun or not planned.is_open:
+                    self._put_first(planned, now_ns)
             elif view is None or assignment is None:
                 self._take_plan(planned)
             else:

@@ -122,6 +122,18 @@ def test_a_new_job_beside_ranked_ones_goes_first_with_a_plan_that_predicts_nothi
     assert not bed.failures
 
 
+def test_a_new_job_does_not_rise_in_mid_window(bed: Bed) -> None:
+    due_ms = bed.run("b", 8)
+    bed.job("b").state.ports = frozenset({1})
+    bed.begin("a", due_ms - 10)
+    assert "a" not in bed.steering.plans
+    bed.job("b").state.ports = frozenset({0})
+    bed.begin("b", due_ms, (due_ms - PERIOD_MS + WINDOW_MS, SIZE))
+    assert "a" not in bed.steering.plans
+    bed.begin("a", due_ms + 90, (due_ms + 20, SIZE))
+    assert bed.plan("a").class_floor == 6
+
+
 def test_a_new_job_that_nobody_is_ranked_beside_keeps_its_class(bed: Bed) -> None:
     bed.begin("a", 1)
     bed.begin("b", 2)
