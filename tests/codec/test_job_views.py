@@ -6,8 +6,10 @@ import json
 import os
 import pty
 import select
+import signal
 import sys
 import termios
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -304,6 +306,8 @@ def on_terminal(action: Callable[[], None], keys: bytes, rows: int = 24) -> str:
             os.environ["TERM"] = "xterm"
             os.environ.pop("NO_COLOR", None)
             termios.tcsetwinsize(0, (rows, 80))
+            # A test run in the background of a shell has inherited that Ctrl-C is ignored.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             action()
             sys.stdout.flush()
             os._exit(0)
@@ -311,9 +315,13 @@ def on_terminal(action: Callable[[], None], keys: bytes, rows: int = 24) -> str:
             os._exit(1)
     written = b""
     typed = False
+    deadline_s = time.monotonic() + 30
     while True:
         ready, _, _ = select.select([fd], [], [], 10)
-        assert ready, f"it did not end; it wrote {written!r}"
+        if not ready or time.monotonic() > deadline_s:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise AssertionError(f"it did not end; it wrote {written[-2000:]!r}")
         try:
             part = os.read(fd, 65536)
         except OSError:  # the other end is closed: how Linux tells the end of a terminal

@@ -143,9 +143,17 @@ with ending_by_signal(), network(2):
 """
 
 
+def _heed_signals() -> None:
+    """Tests may run in the background of a shell or under nohup, where these are ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def holder() -> subprocess.Popen[bytes]:
     """A process with a network of two hosts, which exists already."""
-    process = subprocess.Popen([sys.executable, "-c", _HOLDER], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER], stdout=subprocess.PIPE, preexec_fn=_heed_signals
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     assert len(ours(process.pid)) == 3
