@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.agent import maps
+from controller.agent import maps, ranking
 from controller.agent.job_state import JobState
 from controller.agent.planned import Planned
 from controller.agent.ranking import Ranking
@@ -203,7 +203,10 @@ def test_jobs_that_share_no_interface_do_not_wait_for_each_other(bed: Bed) -> No
     assert bed.plan("a").class_floor == bed.plan("b").class_floor == 6
 
 
-def test_a_job_that_turns_out_to_have_no_period_loses_its_plan(bed: Bed) -> None:
+def test_a_job_that_turns_out_to_have_no_period_loses_its_plan(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranking, "_LEARNING_WINDOWS", 8)
     at_ms, previous = bed.run("b", 8), None
     for number in range(12):
         bed.begin("a", at_ms, previous)
