@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from controller.config_reader import Section, told_with
+from controller.config_reader import Section, read_document, told_with
 from controller.congestion import dcqcn as reaction
 from controller.dataplane import layout
 from controller.dataplane.attachment import MODES, parse_target
@@ -233,15 +232,7 @@ def load_config(path: Path) -> Config:
     UsageError
         The file cannot be read, is no TOML, or has a wrong key or value.
     """
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}.", "Name a readable file.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not TOML: {error}.") from error
-    for key in document:
-        if key not in _KEYS:
-            raise UsageError(f"{path}: key {key} is unknown; allowed: {', '.join(_KEYS)}.")
+    document = read_document(path, _KEYS)
     entries = {name: _entries(path, name, document.get(name, [])) for name in _LISTS}
     tables = {
         name: Section(path, name, document.get(name, {})) for name in _KEYS if name not in _LISTS

@@ -1,8 +1,9 @@
-"""One TOML table while it is read: takes keys out, converts them, complains about what is left."""
+"""TOML while it is read: takes keys out, converts them, complains about what is left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -172,6 +173,31 @@ class Section:
         """Complain about a key that nobody took."""
         for key in self._values:
             raise UsageError(f"{self.where(key)} is unknown; allowed: {', '.join(self._known)}.")
+
+
+def read_document(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+    """What a TOML file says.
+
+    Parameters
+    ----------
+    keys
+        Allowed at its top.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, is no TOML, or has another key at its top.
+    """
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}.", "Name a readable file.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not TOML: {error}.") from error
+    for key in document:
+        if key not in keys:
+            raise UsageError(f"{path}: key {key} is unknown; allowed: {', '.join(keys)}.")
+    return document
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -198,10 +198,25 @@ def _started(plan: BenchPlan, bed: Testbed, host: BedHost, master: str) -> Itera
         sys.executable, "-m", "controller.allreduce.bench_rank", plan.to_text(), host.device,
         host.address,
     )  # fmt: skip
+    with rank_process(command, environment, stdin=subprocess.DEVNULL) as (process, stderr):
+        yield Rank(host, process, stderr)
+
+
+@contextlib.contextmanager
+def rank_process(
+    command: Sequence[str], environment: Mapping[str, str], stdin: int
+) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """A process of a rank and what it writes to standard error; gone afterwards.
+
+    Parameters
+    ----------
+    stdin
+        As for subprocess.Popen.
+    """
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=environment,
@@ -211,11 +226,13 @@ def _started(plan: BenchPlan, bed: Testbed, host: BedHost, master: str) -> Itera
             preexec_fn=die_with_parent,
         )
         try:
-            yield Rank(host, process, stderr)
+            yield process, stderr
         finally:
             end([process])
-            if process.stdout is not None:
-                process.stdout.close()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

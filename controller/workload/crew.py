@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from controller.allreduce.report import RUN_DIR_VARIABLE
-from controller.allreduce.spawn import Rank, RankError, die_with_parent, end
+from controller.allreduce.spawn import Rank, RankError, rank_process
 from controller.ops.testbed import BedHost, Testbed
 from controller.priority.jobs import DEFAULT_ENV_VARIABLE
 from controller.sim.measures import Iteration
@@ -250,23 +250,5 @@ def _started(
     for name in ("MASTER_PORT", "STELLAR_MASTER_ADDR", "STELLAR_MASTER_PORT", RUN_DIR_VARIABLE):
         environment.pop(name, None)
     command = host.command(sys.executable, "-m", "controller.workload.rank", json.dumps(options))
-    with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=environment,
-            cwd="/",  # where no module of somebody is found first
-            # Ctrl-C is ours to handle.
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        try:
-            yield JobRank(host, process, stderr, job=job)
-        finally:
-            end([process])
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        stream.close()
+    with rank_process(command, environment, stdin=subprocess.PIPE) as (process, stderr):
+        yield JobRank(host, process, stderr, job=job)

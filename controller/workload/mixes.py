@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controller.config_reader import Section, told_with
+from controller.config_reader import Section, read_document, told_with
 from controller.errors import UsageError
 from controller.priority.classes import CLASSES
 from controller.priority.jobs import check_name
@@ -195,15 +194,7 @@ def load_mix(path: Path) -> Mix:
     UsageError
         The file cannot be read, is no TOML, or has a wrong key or value.
     """
-    try:
-        document = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}.", "Name a readable file.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not TOML: {error}.") from error
-    for key in document:
-        if key not in ("mix", "job"):
-            raise UsageError(f"{path}: key {key} is unknown; allowed: mix, job.")
+    document = read_document(path, ("mix", "job"))
     section = Section(path, "mix", document.get("mix", {}))
     name = section.text("name", path.stem)
     jitter = section.number("jitter", DEFAULT_JITTER, 0, MAX_JITTER)
