@@ -48,7 +48,8 @@ class Listener:
 
     def _lines(self, count: int) -> list[str]:
         for _ in range(500):
-            lines = self._output.read_text().splitlines()[self._read :]
+            # A line that crosses a page of the file is seen in two steps.
+            lines = self._output.read_text().split("\n")[self._read : -1]
             if len(lines) >= count:
                 self._read += count
                 return lines[:count]

@@ -135,7 +135,8 @@ def test_a_class_reaches_its_ceiling_and_no_more(
     packets = 2000
     seconds = _send(sender, receiver, classid(number), packets)
     rate_Bps = (packets - 1) * 1042 / seconds
-    assert rate_Bps == pytest.approx(40 * MBIT * share, rel=0.05)
+    # Below it only as far as the machine's timers are late.
+    assert 0.85 < rate_Bps / (40 * MBIT * share) < 1.05
 
 
 def test_a_second_setup_changes_in_place_and_keeps_what_waits(hosts: tuple[Host, Host]) -> None:

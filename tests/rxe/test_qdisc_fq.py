@@ -23,6 +23,9 @@ from tests.rxe.verbs import RxeHost, running
 
 MBIT = 125_000
 PORT = 4001
+# Share of a rate that is left when timers are late, as in the lab kernel on a busy machine: a
+# qdisc gives that time back only as far as its burst goes. A rate is never passed.
+LATE_TIMERS = 0.8
 # asm-generic/socket.h; Python names none of them.
 _SO_SNDBUFFORCE, _SO_TIMESTAMPNS, _SO_MAX_PACING_RATE, _SO_TXTIME = 32, 35, 47, 61
 
@@ -133,7 +136,8 @@ def test_fq_of_a_class_paces_below_its_ceiling(pair: tuple[RxeHost, RxeHost]) ->
     unpaced = 50
     seconds = arrivals[-1] - arrivals[unpaced]
     # Also that HTB asks an fq again that has packets but gives none yet.
-    assert (packets - 1 - unpaced) * 1042 / seconds == pytest.approx(paced_Bps, rel=0.05)
+    rate_Bps = (packets - 1 - unpaced) * 1042 / seconds
+    assert LATE_TIMERS * paced_Bps < rate_Bps < 1.05 * paced_Bps
     assert _read(sender).classes[4].sent_packets == packets
 
 
@@ -216,17 +220,16 @@ def test_a_window_of_rxe_fits_and_changing_rates_loses_nothing_of_a_running_qp(
 def test_one_queue_pair_gets_the_rate_of_the_link(pair: tuple[RxeHost, RxeHost]) -> None:
     sender, receiver = pair
     _setup(sender, 80 * MBIT)
-    first = _read(sender).classes[-1].sent_bytes
     arguments = ("-D", "5", "-s", "65536", "-u", "18")
     with running(receiver, sender, "ib_write_bw", *arguments) as (serving, calling):
         time.sleep(1.5)
-        start, first = time.monotonic(), _read(sender).classes[-1].sent_bytes
+        first, start = _read(sender).classes[-1].sent_bytes, time.monotonic()
         time.sleep(2)
-        seconds = time.monotonic() - start
         sent_bytes = _read(sender).classes[-1].sent_bytes - first
+        seconds = time.monotonic() - start
         calling.wait(60)
         serving.wait(60)
-    assert sent_bytes / seconds == pytest.approx(80 * MBIT, rel=0.05)
+    assert LATE_TIMERS * 80 * MBIT < sent_bytes / seconds < 1.05 * 80 * MBIT
 
 
 def test_mqprio_sorts_priorities_into_queues_with_fq(wide: Host) -> None:
