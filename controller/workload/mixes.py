@@ -14,7 +14,7 @@ from controller.priority.classes import CLASSES
 from controller.priority.jobs import check_name
 from controller.priority.policy import DEFAULT_MAX_SLOWDOWN
 from controller.priority.ranges import MAX_SLOWDOWN, check_integer, check_slowdown
-from controller.workload.models import MODELS, find_model
+from controller.sim.models import MODELS, find_model
 
 MAX_JOBS = 8
 DEFAULT_JITTER = 0.2

@@ -11,8 +11,8 @@ import numpy as np
 
 from controller.allreduce.settings import Settings
 from controller.ops.qdisc_tree import safe_timeout, window_bytes
+from controller.sim.models import find_model
 from controller.workload.mixes import TOGETHER, Mix, MixJob
-from controller.workload.models import find_model
 
 # What a packet carries beside its payload, as a qdisc counts it (no FCS): Ethernet 14, IPv4 20,
 # UDP 8, BTH 12, ICRC 4; a WRITE's first packet also RETH 16 and immediate data 4.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.errors import UsageError
-from controller.workload.models import MODELS, bert_parameters, bucketed, find_model
+from controller.sim.models import MODELS, bert_parameters, bucketed, find_model
 
 KIB, MIB = 1 << 10, 1 << 20
 

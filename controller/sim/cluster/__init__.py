@@ -1,0 +1,1 @@
+"""Jobs on a cluster's network: leaf and spine, collectives, priorities across hosts."""
