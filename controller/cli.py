@@ -21,6 +21,7 @@ from controller import __version__
 from controller.cli_allreduce import bench_allreduce
 from controller.cli_common import JSON_OPTION, ask, print_json, run_directory
 from controller.cli_control import class_group, job, policy_command
+from controller.cli_lab import lab_group
 from controller.cli_pool import pool_group
 from controller.cli_predict import predict_command
 from controller.cli_priority import bench_priority
@@ -358,6 +359,7 @@ def bench_flows_command(flows: int, as_json: bool) -> None:
 bench.add_command(bench_allreduce)
 bench.add_command(bench_priority)
 cli.add_command(class_group, "class")
+cli.add_command(lab_group)
 cli.add_command(pool_group)
 cli.add_command(predict_command)
 cli.add_command(trace_group)

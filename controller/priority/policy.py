@@ -6,6 +6,7 @@ iteration event and writes what they say into the dataplane; the simulator calls
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -66,27 +67,27 @@ class JobView:
     current_class: int | None = None
     work: float = 0.0
 
-    @property
+    @functools.cached_property
     def rest_bytes(self) -> int:
         """What of the window is still to be sent."""
         return max(0, self.expected_bytes - self.done_bytes)
 
-    @property
+    @functools.cached_property
     def rest_ns(self) -> float:
         """How long that takes alone."""
         return self.rest_bytes / self.alone_Bps * 1e9 if self.alone_Bps else 0.0
 
-    @property
+    @functools.cached_property
     def ideal_window_ns(self) -> float:
         """Length of the whole window alone."""
         return self.expected_bytes / self.alone_Bps * 1e9 if self.alone_Bps else 0.0
 
-    @property
+    @functools.cached_property
     def ideal_period_ns(self) -> float:
         """Iteration time when nobody disturbs: compute, then the window alone."""
         return self.compute_ns + self.ideal_window_ns
 
-    @property
+    @functools.cached_property
     def deadline_ns(self) -> float:
         """End of the window that still keeps the iteration within `max_slowdown`."""
         spare = max(0.0, self.max_slowdown - 1.0) * self.ideal_period_ns
@@ -114,6 +115,9 @@ class Assignment:
         Jobs that go first.
     why
         One short sentence for people.
+    weight
+        Relative share inside its class where the network weighs flows, as MLTCP's congestion
+        window does; above 0. The agent of a host, whose network does not, paces by `share`.
     """
 
     class_floor: int
@@ -122,6 +126,7 @@ class Assignment:
     shift_ns: int = 0
     waits_for: tuple[str, ...] = ()
     why: str = ""
+    weight: float = 1.0
 
 
 class Policy(Protocol):

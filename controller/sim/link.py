@@ -11,6 +11,11 @@ def check_link(rate_Bps: float, floor_share: float, classes: int) -> None:
     """Raise UsageError unless the floors of so many classes fit on a link with a rate."""
     if not 0 < rate_Bps < float("inf"):
         raise UsageError(f"Link rate is {rate_Bps!r} bytes/s; allowed: a number above 0.")
+    check_floor(floor_share, classes)
+
+
+def check_floor(floor_share: float, classes: int) -> None:
+    """Raise UsageError unless the floors of so many classes fit on a link."""
     if not 0 <= floor_share * classes <= 1:
         raise UsageError(
             f"Floor of a class is {floor_share!r} of the link; allowed: 0 .. {1 / classes:.3g}, so "

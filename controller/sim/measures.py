@@ -24,9 +24,12 @@ class Iteration:
     iteration
         Its number.
     compute_begin_ns
-        End of the window before.
+        End of the iteration before.
     window_begin_ns, window_end_ns
         When the job wants to send the first byte, and has the last.
+    compute_end_ns
+        When it has computed, where that is later than the window's end: buckets that are sent
+        during the backward pass may all be through before it is.
     """
 
     job: str
@@ -34,6 +37,7 @@ class Iteration:
     compute_begin_ns: float
     window_begin_ns: float
     window_end_ns: float
+    compute_end_ns: float = -math.inf
 
     @property
     def window_ns(self) -> float:
@@ -42,8 +46,8 @@ class Iteration:
 
     @property
     def duration_ns(self) -> float:
-        """Iteration time: from the end of the window before to the end of this one."""
-        return self.window_end_ns - self.compute_begin_ns
+        """Iteration time: until both the window and the computation are over."""
+        return max(self.window_end_ns, self.compute_end_ns) - self.compute_begin_ns
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ def relative_change(base: Figures, other: Figures) -> dict[str, float]:
 def _figures(rows: Sequence[Iteration], alone: Mapping[str, Alone]) -> Figures:
     windows = [each.window_ns for each in rows]
     durations = [each.duration_ns for each in rows]
-    stretched = [each.window_ns / alone[each.job].window_ns for each in rows]
+    stretched = [_stretched(each.window_ns, alone[each.job].window_ns) for each in rows]
     return Figures(
         iterations=len(rows),
         allreduce_mean_ns=mean(windows),
@@ -193,3 +197,8 @@ def _figures(rows: Sequence[Iteration], alone: Mapping[str, Alone]) -> Figures:
         allreduce_slowdown_slowest=slowest_mean(stretched),
         slowdown=mean([each.duration_ns / alone[each.job].iteration_ns for each in rows]),
     )
+
+
+def _stretched(window_ns: float, alone_ns: float) -> float:
+    """A window over the window alone; a job that sends nothing is never held up."""
+    return window_ns / alone_ns if alone_ns > 0 else 1.0

@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from controller.priority.contention import Contention, one_link
 from controller.priority.jobs import DEFAULT_CEILING
+from controller.priority.policies.levels import DEFAULT_ORDERS, compress
 from controller.priority.policies.limits import exactly
 from controller.priority.policy import Assignment, JobView
+
+__all__ = [
+    "CruxPolicy",
+    "Demand",
+    "assignments",
+    "compress",
+    "correction",
+    "demand_of",
+    "pair_link_shares",
+    "priorities",
+    "ranked",
+]
 
 # Iterations of the lower job after which two jobs that have not come back to an earlier phase are
 # averaged.
 _PAIR_ITERATIONS = 256
 # Phases closer than this share of the higher job's period are one.
 _SAME_PHASE = 1e-9
-# Random orders of a contention graph that compression tries; the paper's Algorithm 1 samples as
-# well.
-DEFAULT_ORDERS = 16
 _STEP = 0.02
 _S = 1e9
 
@@ -156,111 +166,6 @@ def priorities(jobs: Mapping[str, Demand]) -> dict[str, float]:
     }
 
 
-def compress(
-    priority: Mapping[str, float],
-    contention: Mapping[tuple[str, str], float],
-    levels: int,
-    seed: int = 0,
-    orders: int = DEFAULT_ORDERS,
-) -> dict[str, int]:
-    """Many priorities -> few levels, so that what is lost between jobs of one level is least.
-
-    Max-K-cut on the contention graph, whose edges go from higher to lower priority: for random
-    topological orders the best cut into `levels` consecutive groups, by dynamic programming.
-
-    Parameters
-    ----------
-    priority
-        Name -> priority.
-    contention
-        Pair of jobs that share a link -> what is lost when both have one level; either order.
-    levels
-        How many there are, from 1.
-    seed
-        Of the random orders.
-    orders
-        How many are tried, from 1.
-
-    Returns
-    -------
-    dict
-        Name -> level, 0 for the highest. A job is never above one that it contends with and that
-        has the higher priority.
-    """
-    names = sorted(priority, key=lambda name: (-priority[name], name))
-    place = {name: number for number, name in enumerate(names)}
-    loss: dict[tuple[str, str], float] = {}
-    for one, other in contention:
-        pair = (one, other) if place[one] < place[other] else (other, one)
-        loss[pair] = loss.get(pair, 0.0) + contention[one, other]
-    stream = random.Random(seed)
-    best: tuple[float, dict[str, int]] | None = None
-    for _ in range(orders):
-        order = _topological(names, loss, stream)
-        found = _cut(order, loss, levels)
-        if best is None or found[0] < best[0]:
-            best = found
-    return best[1] if best else {}
-
-
-def _topological(
-    names: Sequence[str], edges: Mapping[tuple[str, str], float], stream: random.Random
-) -> list[str]:
-    """A random order in which every edge goes forward."""
-    before = dict.fromkeys(names, 0)
-    after: dict[str, list[str]] = {name: [] for name in names}
-    for one, other in edges:
-        before[other] += 1
-        after[one].append(other)
-    ready = [name for name in names if not before[name]]
-    order = []
-    while ready:
-        name = ready.pop(stream.randrange(len(ready)))
-        order.append(name)
-        for other in after[name]:
-            before[other] -= 1
-            if not before[other]:
-                ready.append(other)
-    return order
-
-
-def _cut(
-    order: Sequence[str], loss: Mapping[tuple[str, str], float], levels: int
-) -> tuple[float, dict[str, int]]:
-    """Cut an order into consecutive groups; return the loss inside groups, and each job's group."""
-    count = len(order)
-    # inside[first][last]: loss between the jobs first .. last - 1.
-    inside = [[0.0] * (count + 1) for _ in range(count + 1)]
-    for first in range(count - 1, -1, -1):
-        row = 0.0
-        for last in range(first + 1, count + 1):
-            row += loss.get((order[first], order[last - 1]), 0.0)
-            inside[first][last] = inside[first + 1][last] + row
-    # Fewer groups win ties, so that no level is wasted on what does not contend.
-    costs = [[inside[0][last] for last in range(count + 1)]]
-    cuts: list[list[int]] = [[0] * (count + 1)]
-    for _ in range(1, levels):
-        row_costs, row_cuts = [], []
-        for last in range(count + 1):
-            cost, cut = min(
-                (costs[-1][first] + inside[first][last], first) for first in range(last + 1)
-            )
-            row_costs.append(cost)
-            row_cuts.append(cut)
-        costs.append(row_costs)
-        cuts.append(row_cuts)
-    level_of = {}
-    last = count
-    for level in range(levels - 1, -1, -1):
-        first = cuts[level][last] if level else 0
-        for name in order[first:last]:
-            level_of[name] = level
-        last = first
-    # Groups at the front may be empty; the first that is not is level 0.
-    used = sorted(set(level_of.values()))
-    return costs[-1][count], {name: used.index(level) for name, level in level_of.items()}
-
-
 class CruxPolicy:
     """Fixed classes by k_j I_j; they change when jobs come, go or change their demand.
 
@@ -282,41 +187,86 @@ class CruxPolicy:
         self, now_ns: int, jobs: Sequence[JobView], link_Bps: float
     ) -> Mapping[str, Assignment]:
         """See `controller.priority.policy.Policy.assign`."""
-        names = [job.name for job in jobs]
-        demands = tuple((job.name, _demand(job)) for job in jobs)
-        priority, level_of = _ranked(demands, self.levels)
-        return {
-            job.name: exactly(
-                job,
-                DEFAULT_CEILING - level_of[job.name],
-                waits_for=tuple(other for other in names if level_of[other] < level_of[job.name]),
-                why=f"priority {priority[job.name]:.4g} (intensity times correction)",
-            )
-            for job in jobs
-        }
+        contention = one_link(tuple(job.name for job in jobs), link_Bps)
+        demands = tuple((job.name, demand_of(job)) for job in jobs)
+        return assignments(jobs, contention, *ranked(demands, contention, self.levels))
 
 
-# The demands of a link's jobs change seldom, and this is asked at every event.
+def assignments(
+    jobs: Sequence[JobView],
+    contention: Contention,
+    priority: Mapping[str, float],
+    level_of: Mapping[str, int],
+) -> dict[str, Assignment]:
+    """What levels mean for jobs.
+
+    Parameters
+    ----------
+    jobs
+        In the order in which `waits_for` names them.
+    contention
+        Who meets whom: a job waits for those of higher levels that it meets.
+    priority, level_of
+        Of each job, as `ranked` returns them.
+    """
+    known = [(job.name, level_of[job.name], 1 << contention.number(job.name)) for job in jobs]
+    result = {}
+    for job, (name, level, _) in zip(jobs, known, strict=True):
+        meets = contention.neighbour_mask(name)
+        result[name] = exactly(
+            job,
+            DEFAULT_CEILING - level,
+            waits_for=tuple([other for other, its, bit in known if its < level and bit & meets]),
+            why=f"priority {priority[name]:.4g} (intensity times correction)",
+        )
+    return result
+
+
+# The demands of jobs change seldom, and this is asked at every event.
 @functools.lru_cache(maxsize=256)
-def _ranked(
-    demands: tuple[tuple[str, Demand], ...], levels: int
+def ranked(
+    demands: tuple[tuple[str, Demand], ...], contention: Contention, levels: int
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Priority and level of the jobs of one link, all of which contend."""
+    """Priority and level of jobs of one component.
+
+    Parameters
+    ----------
+    demands
+        Name and demand of each job, all of one component of `contention`.
+    contention
+        Who meets whom.
+    levels
+        How many there are, from 1.
+
+    Returns
+    -------
+    tuple of dict
+        Name -> priority, by the component's reference job, and name -> level, 0 for the highest.
+    """
     priority = priorities(dict(demands))
-    contention = {
-        (one, other): max(demand.intensity, against.intensity)
-        for place, (one, demand) in enumerate(demands)
-        for other, against in demands[place + 1 :]
-    }
+    lost = {}
+    for place, (one, demand) in enumerate(demands):
+        met = contention.neighbour_mask(one)
+        for other, against in demands[place + 1 :]:
+            if met >> contention.number(other) & 1:
+                lost[one, other] = max(demand.intensity, against.intensity)
     # Where all contend there is one topological order.
-    return priority, compress(priority, contention, levels, orders=1)
+    all_meet = 2 * len(lost) == len(demands) * (len(demands) - 1)
+    orders = 1 if all_meet else DEFAULT_ORDERS
+    return priority, compress(priority, lost, levels, orders=orders)
 
 
-def _demand(job: JobView) -> Demand:
+def demand_of(job: JobView) -> Demand:
+    """A job's demand, in steps so coarse that an estimate which moves a little is the same."""
+    return _demand(job.ideal_window_ns, job.compute_ns, job.work)
+
+
+@functools.lru_cache(maxsize=4096)
+def _demand(window_ns: float, compute_ns: int, work: float) -> Demand:
     return Demand(
-        communication_s=_coarse(job.ideal_window_ns / _S),
-        compute_s=_coarse(job.compute_ns / _S),
-        work=_coarse(job.work or job.compute_ns / _S),
+        communication_s=_coarse(window_ns / _S),
+        compute_s=_coarse(compute_ns / _S),
+        work=_coarse(work or compute_ns / _S),
     )
 
 

@@ -13,10 +13,11 @@ def exactly(
     shift_ns: int = 0,
     waits_for: tuple[str, ...] = (),
     why: str = "",
+    weight: float = 1.0,
 ) -> Assignment:
     """One class, the nearest to `traffic_class` that the job allows."""
     number = clamp(job, traffic_class)
-    return Assignment(number, number, share=share, shift_ns=shift_ns, waits_for=waits_for, why=why)
+    return Assignment(number, number, share, shift_ns, waits_for, why, weight)
 
 
 def clamp(job: JobView, traffic_class: int) -> int:

@@ -23,6 +23,11 @@ def aggressiveness(job: JobView) -> float:
     return SLOPE * min(1.0, max(0.0, done)) + INTERCEPT
 
 
+def weights(jobs: Sequence[JobView]) -> dict[str, float]:
+    """Weight of each job's flows; before a window, the one with which it will begin."""
+    return {job.name: aggressiveness(job) if job.is_open else INTERCEPT for job in jobs}
+
+
 class MltcpPolicy:
     """All in one class; open windows are paced in proportion to F of their progress."""
 
@@ -37,15 +42,18 @@ class MltcpPolicy:
         self, now_ns: int, jobs: Sequence[JobView], link_Bps: float
     ) -> Mapping[str, Assignment]:
         """See `controller.priority.policy.Policy.assign`."""
-        weights = {job.name: aggressiveness(job) for job in jobs if job.is_open}
-        total = sum(weights.values())
+        weight = weights(jobs)
+        sending = [job.name for job in jobs if job.is_open]
+        total = sum(weight[name] for name in sending)
         result = {}
         for job in jobs:
             # Who has the link alone is not paced, and neither is a job before its window: it
             # takes its equal part until the agent has seen it.
-            share = weights.get(job.name, 0.0) / total if len(weights) > 1 else 0.0
+            share = weight[job.name] / total if job.is_open and len(sending) > 1 else 0.0
             why = f"share {share:.0%} by its progress" if share else "not paced: sends alone"
             if not job.is_open:
                 why = "no window is open"
-            result[job.name] = exactly(job, DEFAULT_CLASS, share=share, why=why)
+            result[job.name] = exactly(
+                job, DEFAULT_CLASS, share=share, why=why, weight=weight[job.name]
+            )
         return result

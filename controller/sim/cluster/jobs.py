@@ -55,7 +55,8 @@ class ClusterJob:
         ``1 - jitter .. 1 + jitter``; 0 .. 1.
     factors
         Instead of drawing: what the passes of each iteration are multiplied with, from a trace,
-        again from the beginning when they are used up; the seed says where they begin.
+        again from the beginning when they are used up. Seed 0 begins with the first, as it was
+        recorded; every other seed anywhere.
     arrival_ns
         When its first forward pass begins.
     iterations
@@ -137,7 +138,7 @@ class ClusterJob:
         """Of the first `count` iterations; a longer list begins with a shorter."""
         stream = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         if self.factors:
-            first = int(stream.integers(len(self.factors)))
+            first = int(stream.integers(len(self.factors))) if seed else 0
             return [self.factors[(first + place) % len(self.factors)] for place in range(count)]
         return [float(value) for value in 1 + self.jitter * stream.uniform(-1, 1, count)]
 

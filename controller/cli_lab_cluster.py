@@ -1,0 +1,143 @@
+"""``controller lab cluster``, ``run`` and ``list``: scenarios of the simulators."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from controller.cli_common import JSON_OPTION, print_json
+
+if TYPE_CHECKING:
+    from controller.lab.kinds import Report
+
+_REPORT = "report.json"
+_WIDTH, _KIND_WIDTH = 80, 12
+
+_PROCESSES = click.option(
+    "--processes", type=click.IntRange(1, 1024), metavar="N",
+    help="Simulations at once.  [one a processor]",
+)  # fmt: skip
+
+
+@click.command("cluster")
+@click.argument("scenario")
+@click.option("-p", "--policy", "policies", multiple=True, metavar="P",
+              help="Only this one, or several of them: P,P or -p P -p P.")  # fmt: skip
+@click.option("--seeds", type=int, metavar="N", help="Instead of the scenario's number.")
+@click.option("-n", "--iterations", type=int, metavar="N",
+              help="Of the slowest job, instead of the scenario's number.")  # fmt: skip
+@_PROCESSES
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER",
+              help=f"Write {_REPORT} and figures there.")  # fmt: skip
+@JSON_OPTION
+def cluster_command(
+    scenario: str,
+    policies: tuple[str, ...],
+    seeds: int | None,
+    iterations: int | None,
+    processes: int | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """What each policy makes of the jobs of a cluster, by simulation.
+
+    SCENARIO is a built-in one (controller lab list) or a TOML file, see
+    docs/simulation.md. A seed draws where jobs are, when they begin and how long they
+    compute; every policy meets the same.
+
+    \b
+      controller lab cluster quick
+      controller lab cluster mixed-models --seeds 3 -p fair,laxity
+      controller lab cluster my-cluster.toml -o results --json
+    """  # noqa: D301 - \b tells click to keep the lines
+    from controller.lab.kinds import load_cluster
+    from controller.lab.run import run_cluster, with_options
+    from controller.telemetry.progress import progress_bar
+
+    named = [name.strip() for entry in policies for name in entry.split(",")]
+    loaded = with_options(load_cluster(scenario), named, seeds, iterations)
+    _prepare(output)
+    with progress_bar(loaded.name) as progress:
+        report = run_cluster(loaded, progress, processes)
+    _show(report, output, as_json)
+
+
+@click.command("run")
+@click.argument("scenario")
+@_PROCESSES
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER", required=True,
+              help=f"Where {_REPORT} and figures go.")  # fmt: skip
+@JSON_OPTION
+def run_command(scenario: str, processes: int | None, output: Path, as_json: bool) -> None:
+    """Run a scenario of any kind: table, JSON and figures.
+
+    SCENARIO is a built-in one (controller lab list) or a TOML file, see
+    docs/simulation.md.
+
+    \b
+      controller lab run mixed-models -o results
+    """  # noqa: D301 - \b tells click to keep the lines
+    from controller.lab.kinds import find_scenario, run_scenario
+    from controller.telemetry.progress import progress_bar
+
+    found = find_scenario(scenario)
+    _prepare(output)
+    with progress_bar(found.name) as progress:
+        report = run_scenario(found, progress, processes)
+    _show(report, output, as_json)
+
+
+@click.command("list")
+@JSON_OPTION
+def list_command(as_json: bool) -> None:
+    """The built-in scenarios."""
+    from controller.lab.kinds import builtins
+
+    found = builtins().values()
+    if as_json:
+        print_json([{"name": one.name, "kind": one.kind, "about": one.about} for one in found])
+        return
+    width = max(len(one.name) for one in found) + 2
+    for one in found:
+        about = textwrap.shorten(one.about, _WIDTH - width - _KIND_WIDTH, placeholder=" ...")
+        click.echo(f"{one.name:{width}}{one.kind:{_KIND_WIDTH}}{about}".rstrip())
+
+
+def _prepare(output: Path | None) -> None:
+    """Complain before long work about what would fail after it."""
+    from controller.errors import UsageError
+    from controller.files import check_writable
+    from controller.lab.figures import require_matplotlib
+
+    if output is None:
+        return
+    require_matplotlib()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"{str(output)[:200]} is no folder that can be made: {reason}.", "Name another one."
+        ) from None
+    check_writable(output / _REPORT, force=True)
+
+
+def _show(report: Report, output: Path | None, as_json: bool) -> None:
+    from controller.files import write_text
+
+    paths: list[Path] = []
+    document = report.to_json()
+    if output is not None:
+        path = output / _REPORT
+        write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", force=True)
+        paths = [path, *report.figures(output)]
+    if as_json:
+        print_json(document)
+        return
+    click.echo(report.text())
+    if paths:
+        click.echo(f"\nwritten to {output}: {', '.join(path.name for path in paths)}")

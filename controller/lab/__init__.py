@@ -1,0 +1,1 @@
+"""The edge of the simulators: scenario files in, tables, JSON and figures out."""

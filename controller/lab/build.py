@@ -1,0 +1,163 @@
+"""A scenario and a seed become jobs on a network: placement, begins, numbers of iterations."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controller.lab.scenario import RANDOM, ClusterScenario, JobSpec
+from controller.sim.cluster.course import Course
+from controller.sim.cluster.jobs import ClusterJob
+from controller.sim.cluster.placement import place
+
+# Tells the stream of begins from that of compute times, which has the same seed and name.
+_BEGINS = 2
+MAX_SHOWN = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What one seed of a scenario simulates.
+
+    Parameters
+    ----------
+    jobs
+        Placed, with their begins.
+    period_ns
+        Name -> mean iteration when nobody else sends.
+    until
+        Name -> how many iterations are wanted of it, with the warm-up.
+    link_load
+        Shape (links,): what jobs that are never held up ask of each link, as a share of it; a job
+        that comes late or leaves counts in full.
+    shown
+        Names of some jobs that meet on the link with the highest load, for pictures.
+    """
+
+    jobs: tuple[ClusterJob, ...]
+    period_ns: Mapping[str, float]
+    until: Mapping[str, int]
+    link_load: NDArray[np.float64]
+    shown: tuple[str, ...]
+
+
+def build(scenario: ClusterScenario, seed: int) -> Setup:
+    """The jobs of a seed.
+
+    Every policy meets the same ones: what is drawn depends on the seed and on names only.
+
+    Parameters
+    ----------
+    scenario
+        What is to be simulated.
+    seed
+        From 0.
+    """
+    fabric = scenario.network.fabric
+    jobs, periods, asked = [], {}, {}
+    for job in _placed(scenario, seed):
+        course = Course(job, fabric, scenario.conditions.qps_per_peer, seed)
+        mean = sum(job.factors) / len(job.factors) if job.factors else 1.0
+        period_ns = float(course.undisturbed([mean]).duration_ns[0])
+        periods[job.name] = period_ns
+        asked[job.name] = _asked_Bps(course, period_ns, fabric.links)
+        if scenario.start == RANDOM:
+            first_ns = float(_begins(seed, job.name).uniform(0, period_ns))
+            job = replace(job, arrival_ns=job.arrival_ns + first_ns)
+        jobs.append(job)
+    link_load = sum(asked.values(), np.zeros(fabric.links)) / fabric.capacity_Bps
+    hottest = int(link_load.argmax())
+    shown = [name for name, rates_Bps in asked.items() if rates_Bps[hottest] > 0]
+    return Setup(
+        tuple(jobs),
+        periods,
+        _until(scenario, jobs, periods),
+        link_load,
+        tuple(shown[:MAX_SHOWN]),
+    )
+
+
+def _asked_Bps(course: Course, period_ns: float, links: int) -> NDArray[np.float64]:
+    """What a job that is never held up sends on each link, on average."""
+    nbytes = np.zeros(links)
+    for step in course.steps:
+        nbytes[step.stage.links] += step.stage.nbytes * step.stage.flows
+    return nbytes / (period_ns / 1e9)
+
+
+def _placed(scenario: ClusterScenario, seed: int) -> list[ClusterJob]:
+    network = scenario.network
+    specs = [spec for spec in scenario.jobs for _ in range(spec.count)]
+    if specs[0].places:
+        nics = [spec.places for spec in specs]
+    else:
+        nics = place(
+            [spec.nics for spec in specs],
+            network.fabric,
+            network.placement,
+            seed,
+            share=network.share_nics,
+        )
+    names = [name for spec in scenario.jobs for name in spec.names]
+    arrivals = [
+        arrival_ns for spec in scenario.jobs for arrival_ns in _arrivals_ns(scenario, spec, seed)
+    ]
+    return [
+        _job(spec, name, places, arrival_ns, traffic_class)
+        for spec, name, places, arrival_ns, traffic_class in zip(
+            specs, names, nics, arrivals, scenario.classes(), strict=True
+        )
+    ]
+
+
+def _job(
+    spec: JobSpec, name: str, nics: tuple[int, ...], arrival_ns: float, traffic_class: int
+) -> ClusterJob:
+    values: dict[str, Any] = {
+        member: getattr(spec, member)
+        for member in (
+            "forward_ns", "backward_ns", "buckets", "algorithm", "jitter", "factors",
+            "iterations", "max_slowdown",
+        )
+    }  # fmt: skip
+    return ClusterJob(
+        name=name,
+        nics=nics,
+        arrival_ns=arrival_ns,
+        gpus=len(nics) * spec.gpus_per_nic,
+        traffic_class=traffic_class,
+        **values,
+    )
+
+
+def _arrivals_ns(scenario: ClusterScenario, spec: JobSpec, seed: int) -> list[float]:
+    """When each job of a spec comes: a Poisson process where the scenario starts at random."""
+    gaps_ns = np.full(spec.count, spec.every_ns)
+    if scenario.start == RANDOM:
+        gaps_ns = _begins(seed, spec.name, "arrivals").exponential(spec.every_ns, spec.count)
+    gaps_ns[0] = spec.arrival_ns
+    return [float(arrival_ns) for arrival_ns in np.cumsum(gaps_ns)]
+
+
+def _begins(seed: int, *names: str) -> np.random.Generator:
+    return np.random.default_rng((seed, zlib.crc32("/".join(names).encode()), _BEGINS))
+
+
+def _until(
+    scenario: ClusterScenario, jobs: list[ClusterJob], period_ns: Mapping[str, float]
+) -> dict[str, int]:
+    """Iterations of each job: as many as there is time for, one after the warm-up at least."""
+    end_ns = (scenario.warmup + scenario.iterations) * max(period_ns.values())
+    until = {}
+    for job in jobs:
+        fitting = round((end_ns - job.arrival_ns) / period_ns[job.name])
+        if job.iterations:
+            fitting = min(fitting, job.iterations)
+        # Who comes too late for that holds up the end.
+        until[job.name] = max(1 + scenario.warmup, fitting)
+    return until

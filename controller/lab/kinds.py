@@ -1,0 +1,146 @@
+"""Scenarios of every kind: the built-in ones, files of others, and what runs them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from controller import lab
+from controller.config_reader import read_document
+from controller.errors import UsageError
+from controller.lab import reading
+from controller.lab.scenario import ClusterScenario
+from controller.sim import congestion
+
+CLUSTER, CONGESTION = KINDS = (reading.KIND, "congestion")
+Progress = Callable[[int, int], None]
+
+
+class Report(Protocol):
+    """What running a scenario of any kind gives."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``--json``."""
+        ...
+
+    def text(self) -> str:
+        """For people, at most 80 columns wide."""
+        ...
+
+    def figures(self, folder: Path) -> list[Path]:
+        """Draw pictures into a folder, and name them."""
+        ...
+
+
+@dataclass(frozen=True)
+class ScenarioFile:
+    """A scenario that was found and not read as a whole yet.
+
+    Parameters
+    ----------
+    name
+        Of the scenario: that of the file.
+    path
+        Of the file.
+    kind
+        One of `KINDS`.
+    about
+        One line.
+    """
+
+    name: str
+    path: Path
+    kind: str
+    about: str
+
+
+@cache
+def builtins() -> Mapping[str, ScenarioFile]:
+    """The scenarios that come with the package, by name."""
+    folders = [Path(package.__path__[0]) / "scenarios" for package in (lab, congestion)]
+    paths = sorted(path for folder in folders for path in folder.glob("*.toml"))
+    return {path.stem: _peek(path) for path in paths}
+
+
+@cache
+def _keys() -> tuple[str, ...]:
+    """What may stand at the top of a file of any kind; each kind's reader is stricter."""
+    from controller.sim.congestion.scenario import KEYS as CONGESTION_KEYS
+
+    return tuple(dict.fromkeys((*reading.KEYS, *CONGESTION_KEYS)))
+
+
+def find_scenario(text: str) -> ScenarioFile:
+    """A built-in scenario by its name, or that of a file.
+
+    Raises
+    ------
+    UsageError
+        Neither; or the file cannot be read, is no TOML, or of no known kind.
+    """
+    if text in builtins():
+        return builtins()[text]
+    # What is neither is looked for last: exists() fails on a name that is too long for a file.
+    with contextlib.suppress(OSError, ValueError):
+        if "/" in text or text.endswith(".toml") or Path(text).exists():
+            return _peek(Path(text))
+    raise UsageError(
+        f"Scenario {text[:80]!r} is unknown; allowed: {', '.join(builtins())}, or a TOML file.",
+        "controller lab list shows the built-in ones.",
+    )
+
+
+def load_cluster(text: str) -> ClusterScenario:
+    """A cluster scenario by name or file.
+
+    Raises
+    ------
+    UsageError, InputError
+        There is none, it is of another kind, or has a wrong key or value.
+    """
+    found = find_scenario(text)
+    if found.kind != CLUSTER:
+        raise UsageError(
+            f"{found.path}: key kind is {found.kind!r}; allowed here: {CLUSTER!r}.",
+            f"controller lab run {text} runs any kind.",
+        )
+    document = read_document(found.path, reading.KEYS)
+    return reading.read_cluster(found.path, document, found.name)
+
+
+def run_scenario(found: ScenarioFile, progress: Progress, processes: int | None = None) -> Report:
+    """Read and run a scenario of any kind.
+
+    Parameters
+    ----------
+    found
+        Which.
+    progress
+        Called now and then with what is done and what there is to do.
+    processes
+        At once, where the kind knows several; None: one for each processor.
+
+    Raises
+    ------
+    UsageError, InputError
+        The file has a wrong key or value, or cannot be simulated.
+    """
+    if found.kind == CLUSTER:
+        from controller.lab.run import run_cluster
+
+        return run_cluster(load_cluster(str(found.path)), progress, processes)
+    from controller.sim.congestion.scenario import load_scenario, run
+
+    return run(load_scenario(found.path), progress)
+
+
+def _peek(path: Path) -> ScenarioFile:
+    document = read_document(path, _keys())
+    kind = document.get("kind", CLUSTER)
+    if kind not in KINDS:
+        raise UsageError(f"{path}: key kind is {kind!r}; allowed: {', '.join(KINDS)}.")
+    return ScenarioFile(path.stem, path, kind, str(document.get("about", "")))

@@ -1,0 +1,135 @@
+"""Runs policies and seeds of a scenario, several at a time, each in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+
+from controller.errors import StellarError
+from controller.lab.report import ClusterReport
+from controller.lab.scenario import ClusterScenario
+from controller.lab.tasks import Run, Task, simulate
+
+# Called with what is done and what there is to do.
+Progress = Callable[[int, int], None]
+# Steps of the progress for each task: a long one shows that it moves.
+_STEPS = 1000
+
+
+def usable_processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def run_cluster(
+    scenario: ClusterScenario,
+    progress: Progress = lambda _done, _total: None,
+    processes: int | None = None,
+) -> ClusterReport:
+    """Simulate all policies of a scenario on all seeds.
+
+    Parameters
+    ----------
+    scenario
+        What to compare.
+    progress
+        Called now and then.
+    processes
+        At once; None: as many as there are processors. The result does not depend on it.
+
+    Raises
+    ------
+    UsageError
+        A job never gets through, or does not fit the network.
+    StellarError
+        A process was killed.
+    """
+    tasks = [
+        Task(scenario, policy, seed)
+        for seed in range(1, scenario.seeds + 1)
+        for policy in scenario.policies
+    ]
+    at_once = min(processes or usable_processors(), len(tasks))
+    runs = _here(tasks, progress) if at_once == 1 else _in_processes(tasks, at_once, progress)
+    return ClusterReport(scenario, tuple(runs))
+
+
+def with_options(
+    scenario: ClusterScenario,
+    policies: Sequence[str] = (),
+    seeds: int | None = None,
+    iterations: int | None = None,
+) -> ClusterScenario:
+    """A scenario with what a command line says instead of its own.
+
+    Raises
+    ------
+    UsageError
+        A policy is unknown or named twice, or a number is out of range.
+    """
+    return replace(
+        scenario,
+        policies=tuple(policies) or scenario.policies,
+        seeds=scenario.seeds if seeds is None else seeds,
+        iterations=scenario.iterations if iterations is None else iterations,
+    )
+
+
+def _here(tasks: Sequence[Task], progress: Progress) -> list[Run]:
+    runs: list[Run] = []
+    total = len(tasks) * _STEPS
+
+    def told(done: int, wanted: int) -> None:
+        progress(len(runs) * _STEPS + done * _STEPS // max(1, wanted), total)
+
+    for task in tasks:
+        runs.append(simulate(task, told))
+        told(0, 1)
+    return runs
+
+
+def _in_processes(tasks: Sequence[Task], at_once: int, progress: Progress) -> list[Run]:
+    # Not fork: a child would have the threads of the progress bar without their locks' owners.
+    context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(at_once, context, initializer=_begin_worker)
+    try:
+        futures = [executor.submit(simulate, task) for task in tasks]
+        pending: set[Future[Run]] = set(futures)
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            progress(len(tasks) - len(pending), len(tasks))
+        return [future.result() for future in futures]
+    except BrokenProcessPool:
+        raise StellarError(
+            "A process that simulated was killed, perhaps for lack of memory.",
+            "Use fewer --processes, or fewer jobs or iterations.",
+        ) from None
+    finally:
+        # After Ctrl-C or an error nobody wants what the others are at.
+        executor.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+            child.join()
+
+
+def _begin_worker() -> None:
+    # Ctrl-C in a terminal reaches all; the parent ends the workers, without a traceback of each.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    # The parent was killed; the pool's own threads would wait for work from it for ever.
+    os._exit(1)

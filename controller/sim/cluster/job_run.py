@@ -1,0 +1,266 @@
+"""One job of a cluster while it is simulated: its iterations, and how the coordinator sees it."""
+
+from __future__ import annotations
+
+import enum
+import math
+import zlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from controller.priority.laxity import DEFAULT_HYSTERESIS, DEFAULT_THRESHOLDS_ns, class_of
+from controller.priority.policy import Assignment, JobView
+from controller.sim.cluster.course import Course
+from controller.sim.cluster.outcome import ClusterConditions
+from controller.sim.measures import Alone, Iteration
+
+# Iterations whose mean slowdown a coordinator is told, and how many there must be: as in
+# controller/iteration/tracker.py.
+_RECENT = 8
+_LEAST_RECENT = 2
+_FIRST_DRAW = 64
+
+
+class Phase(enum.Enum):
+    """Where a job is in its iteration."""
+
+    AWAY = "not there yet, or left"
+    COMPUTING = "no bucket is ready"
+    SENDING = "a bucket is on its way"
+    WAITING = "all ready buckets are through, others are to come"
+    TAIL = "all buckets are through, the backward pass goes on"
+
+
+class JobRun:
+    """One job while it is simulated.
+
+    Parameters
+    ----------
+    course
+        What it sends.
+    conditions
+        How well its iterations are predicted.
+    seed
+        Of its compute times and of what is predicted wrongly.
+    """
+
+    def __init__(self, course: Course, conditions: ClusterConditions, seed: int) -> None:
+        self.course = course
+        self.spec = spec = course.job
+        self.steps = course.steps
+        self._conditions = conditions
+        self._seed = seed
+        self.phase = Phase.AWAY
+        self.iteration = -1
+        self.begin_ns = 0.0
+        self.window_begin_ns = 0.0
+        self.window_end_ns = 0.0
+        self.ready_ns: list[float] = []  # of each bucket
+        self.compute_end_ns = 0.0
+        self.step = 0
+        self.compute_ns = 0.0  # of this iteration
+        self.default = Assignment(spec.traffic_class, spec.traffic_class)
+        self.assignment = self.default
+        self.class_now = spec.traffic_class
+        self._shift_ns = 0.0  # of the next window, told while one is open
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._factors: list[float] = []
+        self._draw(_FIRST_DRAW)
+        mean = course.undisturbed([sum(spec.factors) / len(spec.factors) if spec.factors else 1.0])
+        self.alone_period_ns = float(mean.duration_ns[0])
+        # From the end of a window to the begin of the next, and what of it is in the iteration
+        # of the next: the rest is backward pass after the window.
+        self._gap_ns = float(mean.duration_ns[0] - mean.window_ns[0])
+        self._lead_ns = float(mean.lead_ns[0])
+        self._predicted_ns = spec.arrival_ns + self._lead_ns
+        self._expected_bytes = max(1, round(course.window_bytes))
+        window_ns = float(mean.window_ns[0])
+        self.alone_Bps = course.window_bytes / window_ns * 1e9 if window_ns else 0.0
+        compute_ns = spec.forward_ns + spec.backward_ns
+        self._fixed: dict[str, Any] = {
+            "name": spec.name,
+            "alone_Bps": self.alone_Bps,
+            "compute_ns": round(self._gap_ns),
+            "max_slowdown": spec.max_slowdown,
+            "traffic_class": spec.traffic_class,
+            "class_floor": spec.class_floor,
+            "class_ceiling": spec.class_ceiling,
+            "work": float(spec.gpu_count) * compute_ns,
+        }
+        self.slowdown = 1.0
+        self._idle_view: JobView | None = None
+        self._open_view: dict[str, Any] = {}
+
+    @property
+    def alone_ns(self) -> float:
+        """How long this very iteration would take undisturbed."""
+        return self._durations_ns[self.iteration]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its sync window is open."""
+        return self.phase is Phase.SENDING or self.phase is Phase.WAITING
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has arrived and not left."""
+        return self.phase is not Phase.AWAY
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it leaves after this iteration."""
+        return self.iteration + 1 == self.spec.iterations
+
+    def begin(self, now_ns: float) -> float:
+        """Begin an iteration; return when its first bucket is ready."""
+        self.iteration += 1
+        if self.iteration >= len(self._factors):
+            self._draw(2 * self.iteration)
+        factor = self._factors[self.iteration]
+        spec, course = self.spec, self.course
+        self.phase = Phase.COMPUTING
+        self.begin_ns = now_ns
+        start_ns = now_ns + self._shift_ns
+        self.compute_ns = factor * (spec.forward_ns + spec.backward_ns)
+        self.compute_end_ns = start_ns + self.compute_ns
+        self.ready_ns = [
+            start_ns + factor * course.ready_ns(bucket) for bucket in range(len(spec.buckets))
+        ]
+        self.step = 0
+        start_error, bytes_error = self._errors[self.iteration]
+        # Where the backward pass outlasts the window, part of the gap is over.
+        gone_ns = now_ns - self.window_end_ns if self.iteration else self._gap_ns - self._lead_ns
+        self._predicted_ns = start_ns + self._gap_ns * (1 + start_error) - gone_ns
+        self._expected_bytes = max(1, round(course.window_bytes * (1 + bytes_error)))
+        self._shift_ns = 0.0
+        self._idle_view = None
+        return self.ready_ns[0] if self.steps else self.compute_end_ns
+
+    def open(self, now_ns: float) -> None:
+        """The first bucket is ready."""
+        self.phase = Phase.SENDING
+        self.window_begin_ns = now_ns
+        view = self._view(True, now_ns)
+        # What is derived from these members stays as well as they do.
+        self._open_view = {
+            **view.__dict__,
+            "ideal_window_ns": view.ideal_window_ns,
+            "ideal_period_ns": view.ideal_period_ns,
+            "deadline_ns": view.deadline_ns,
+        }
+
+    def close(self, now_ns: float) -> None:
+        """The last bucket is through: until the iteration ends, the backward pass goes on."""
+        self.window_end_ns = now_ns
+        self.phase = Phase.TAIL
+        self._predicted_ns = now_ns + self._gap_ns
+        self._idle_view = None
+
+    def end(self, now_ns: float) -> Iteration:
+        """What the iteration leaves behind."""
+        if not self.steps:
+            self.window_begin_ns = self.window_end_ns = now_ns
+        row = Iteration(
+            self.spec.name,
+            self.iteration,
+            self.begin_ns,
+            self.window_begin_ns,
+            self.window_end_ns,
+            self.compute_end_ns,
+        )
+        self._recent.append((row.duration_ns, self.alone_ns))
+        if len(self._recent) >= _LEAST_RECENT:
+            self.slowdown = sum(each[0] for each in self._recent) / sum(
+                each[1] for each in self._recent
+            )
+        return row
+
+    def alone(self, first: int, count: int) -> Alone:
+        """Mean window and iteration of some iterations, had nobody disturbed them."""
+        rows = self.course.undisturbed(self._factors[first : first + count])
+        return Alone(float(rows.window_ns.mean()), float(rows.duration_ns.mean()))
+
+    def shift(self, shift_ns: float) -> None:
+        """Let the next window begin later; while one is open, that is the one after it."""
+        if self.phase is not Phase.COMPUTING:
+            # As in the agent, the first one told holds.
+            self._shift_ns = self._shift_ns or shift_ns
+            return
+        self.ready_ns = [each + shift_ns for each in self.ready_ns]
+        self.compute_end_ns += shift_ns
+        self._predicted_ns += shift_ns
+        self._idle_view = None
+
+    def view(self, rest_bytes: float) -> JobView:
+        """As the coordinator sees it.
+
+        Parameters
+        ----------
+        rest_bytes
+            What the busiest rank has still to send in the open window.
+        """
+        if not self.is_open:
+            if self._idle_view is None:
+                self._idle_view = self._view(False, self._predicted_ns)
+            return self._idle_view
+        # Views of all open windows are made anew at each question, for which filling in a frozen
+        # dataclass member by member would be most of the time.
+        view = JobView.__new__(JobView)
+        view.__dict__.update(
+            self._open_view,
+            done_bytes=round(self.course.window_bytes - rest_bytes),
+            current_class=self.class_now,
+        )
+        return view
+
+    def _view(self, is_open: bool, start_ns: float) -> JobView:
+        return JobView(
+            **self._fixed,
+            is_open=is_open,
+            window_start_ns=round(start_ns),
+            expected_bytes=self._expected_bytes,
+            done_bytes=0,
+            slowdown=self.slowdown,
+        )
+
+    def wanted_class(self, now_ns: float, rest_bytes: float) -> int:
+        """The class that the dataplane gives within the limits in force, by laxity."""
+        limits = self.assignment
+        if limits.class_floor >= limits.class_ceiling:
+            return limits.class_floor
+        return class_of(
+            math.floor(self.view(rest_bytes).laxity_ns(round(now_ns))),
+            DEFAULT_THRESHOLDS_ns,
+            self.class_now if self.is_open else 0,
+            DEFAULT_HYSTERESIS,
+            limits.class_floor,
+            limits.class_ceiling,
+        )
+
+    def crossing_ns(self, now_ns: float, rest_bytes: float, rate_Bps: float) -> float:
+        """When laxity reaches the next threshold within the limits in force."""
+        limits = self.assignment
+        falls = 1 - rate_Bps / self.alone_Bps if self.is_open else 0.0
+        if limits.class_floor >= limits.class_ceiling or falls <= 0:
+            return math.inf
+        laxity = self.view(rest_bytes).laxity_ns(round(now_ns))
+        below = [
+            value
+            for number, value in enumerate(DEFAULT_THRESHOLDS_ns, start=1)
+            if self.class_now < number <= limits.class_ceiling and value <= laxity
+        ]
+        # One more nanosecond, since laxity must be below the threshold.
+        return now_ns + (laxity - max(below) + 1) / falls if below else math.inf
+
+    def _draw(self, count: int) -> None:
+        self._factors = self.spec.compute_factors(count, self._seed)
+        self._durations_ns: list[float] = self.course.undisturbed(
+            self._factors
+        ).duration_ns.tolist()
+        # A stream of its own: errors of the coordinator must not change what jobs do.
+        stream = np.random.default_rng((self._seed, zlib.crc32(self.spec.name.encode()), 1))
+        off = stream.uniform(-1, 1, (count, 2))
+        off *= (self._conditions.start_error, self._conditions.bytes_error)
+        self._errors: list[tuple[float, float]] = [(float(a), float(b)) for a, b in off]
