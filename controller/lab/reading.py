@@ -11,6 +11,7 @@ from controller.errors import InputError, UsageError
 from controller.lab.reading_jobs import read_job
 from controller.lab.scenario import (
     KNOWN_POLICIES,
+    MAX_FIRST_SEED,
     MAX_ITERATIONS,
     MAX_NICS,
     MAX_SEEDS,
@@ -27,7 +28,7 @@ from controller.sim.cluster.topology import LeafSpine
 KIND = "cluster"
 # What may stand at the top of a file.
 KEYS = (
-    "kind", "about", "policies", "seeds", "iterations", "warmup", "start", "jitter",
+    "kind", "about", "policies", "seeds", "first_seed", "iterations", "warmup", "start", "jitter",
     "topology", "conditions", "job",
 )  # fmt: skip
 # One megabit to ten terabit a second.
@@ -83,6 +84,7 @@ def read_cluster(path: Path, document: Mapping[str, Any], name: str) -> ClusterS
         "about": top.text("about", ""),
         "policies": _policies(path, top.raw("policies", list(KNOWN_POLICIES))),
         "seeds": top.integer("seeds", 10, 1, MAX_SEEDS),
+        "first_seed": top.integer("first_seed", 1, 0, MAX_FIRST_SEED),
         "iterations": top.integer("iterations", 100, 1, MAX_ITERATIONS),
         "warmup": top.integer("warmup", 10, 0, MAX_ITERATIONS),
         "start": top.text("start", RANDOM, STARTS),

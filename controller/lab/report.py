@@ -110,6 +110,7 @@ class ClusterReport:
         document: dict[str, Any] = {
             "scenario": self.scenario.to_json(),
             "seeds": self.scenario.seeds,
+            "first_seed": self.scenario.first_seed,
             "policies": {policy: self._policy_json(policy) for policy in self.by_policy},
             "ci95": {policy: _half_widths(figures) for policy, figures in self.estimates.items()},
             "bound": _nested(self.bound),

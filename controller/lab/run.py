@@ -52,7 +52,7 @@ def run_cluster(
     """
     tasks = [
         Task(scenario, policy, seed)
-        for seed in range(1, scenario.seeds + 1)
+        for seed in range(scenario.first_seed, scenario.first_seed + scenario.seeds)
         for policy in scenario.policies
     ]
     at_once = min(processes or usable_processors(), len(tasks))

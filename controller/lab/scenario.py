@@ -26,6 +26,7 @@ RANDOM, TOGETHER = STARTS = ("random", "together")
 # and 1,000 iterations.
 MAX_JOBS = 1000
 MAX_NICS = 1 << 14
+MAX_FIRST_SEED = 2**31
 MAX_SEEDS = 1000
 MAX_ITERATIONS = 100_000
 
@@ -170,8 +171,9 @@ class ClusterScenario:
         How links are shared, and how well the coordinator sees and acts.
     policies
         Names of `KNOWN_POLICIES`, each once.
-    seeds
-        Runs of each policy: seeds 1 .. this. A seed draws placement, compute times and begins.
+    seeds, first_seed
+        Runs of each policy, and the seed of the first; the others count on from it. A seed draws
+        placement, compute times and begins.
     iterations
         Of the job with the longest period, those that count; others have as many as fit into
         that time.
@@ -194,12 +196,14 @@ class ClusterScenario:
     conditions: ClusterConditions = field(default_factory=ClusterConditions)
     policies: tuple[str, ...] = KNOWN_POLICIES
     seeds: int = 10
+    first_seed: int = 1
     iterations: int = 100
     warmup: int = 10
     start: str = RANDOM
 
     def __post_init__(self) -> None:
         check_integer("seeds", self.seeds, 1, MAX_SEEDS)
+        check_integer("first_seed", self.first_seed, 0, MAX_FIRST_SEED)
         check_integer("iterations", self.iterations, 1, MAX_ITERATIONS)
         check_integer("warmup", self.warmup, 0, MAX_ITERATIONS)
         if self.start not in STARTS:
