@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.priority.coordination import find_coordinator
-from controller.priority.coordinators.laxity import CREDIT_POWER
+from controller.priority.coordinators.laxity import PROGRESS_POWER
 from controller.priority.policies.crux import Demand, priorities
 from controller.priority.policies.laxity import CREDIT_FROM, HANDICAP
 from controller.priority.policies.mltcp import INTERCEPT, SLOPE
@@ -95,7 +95,7 @@ def _by_progress(run: JobRun, _: float, rest_ns: float) -> float:
 
 def _by_laxity(run: JobRun, now_ns: float, rest_ns: float) -> float:
     """As the coordinator `laxity` weighs jobs that meet on several links."""
-    return _by_progress(run, now_ns, rest_ns) * float(max(1.0, run.slowdown) ** CREDIT_POWER)
+    return float(_by_progress(run, now_ns, rest_ns) ** PROGRESS_POWER * max(1.0, run.slowdown))
 
 
 def _by_age(run: JobRun, now_ns: float, _: float) -> float:
