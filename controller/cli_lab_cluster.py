@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from controller.cli_common import JSON_OPTION, print_json
+from controller.cli_lab_output import REPORT, prepare, show
 
-if TYPE_CHECKING:
-    from controller.lab.kinds import Report
-
-_REPORT = "report.json"
 _WIDTH, _KIND_WIDTH = 80, 12
 
 _PROCESSES = click.option(
@@ -32,7 +27,7 @@ _PROCESSES = click.option(
               help="Of the slowest job, instead of the scenario's number.")  # fmt: skip
 @_PROCESSES
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER",
-              help=f"Write {_REPORT} and figures there.")  # fmt: skip
+              help=f"Write {REPORT} and figures there.")  # fmt: skip
 @JSON_OPTION
 def cluster_command(
     scenario: str,
@@ -60,17 +55,17 @@ def cluster_command(
 
     named = [name.strip() for entry in policies for name in entry.split(",")]
     loaded = with_options(load_cluster(scenario), named, seeds, iterations)
-    _prepare(output)
+    prepare(output)
     with progress_bar(loaded.name) as progress:
         report = run_cluster(loaded, progress, processes)
-    _show(report, output, as_json)
+    show(report, output, as_json)
 
 
 @click.command("run")
 @click.argument("scenario")
 @_PROCESSES
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER", required=True,
-              help=f"Where {_REPORT} and figures go.")  # fmt: skip
+              help=f"Where {REPORT} and figures go.")  # fmt: skip
 @JSON_OPTION
 def run_command(scenario: str, processes: int | None, output: Path, as_json: bool) -> None:
     """Run a scenario of any kind: table, JSON and figures.
@@ -85,10 +80,10 @@ def run_command(scenario: str, processes: int | None, output: Path, as_json: boo
     from controller.telemetry.progress import progress_bar
 
     found = find_scenario(scenario)
-    _prepare(output)
+    prepare(output)
     with progress_bar(found.name) as progress:
         report = run_scenario(found, progress, processes)
-    _show(report, output, as_json)
+    show(report, output, as_json)
 
 
 @click.command("list")
@@ -105,39 +100,3 @@ def list_command(as_json: bool) -> None:
     for one in found:
         about = textwrap.shorten(one.about, _WIDTH - width - _KIND_WIDTH, placeholder=" ...")
         click.echo(f"{one.name:{width}}{one.kind:{_KIND_WIDTH}}{about}".rstrip())
-
-
-def _prepare(output: Path | None) -> None:
-    """Complain before long work about what would fail after it."""
-    from controller.errors import UsageError
-    from controller.files import check_writable
-    from controller.lab.figures import require_matplotlib
-
-    if output is None:
-        return
-    require_matplotlib()
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(
-            f"{str(output)[:200]} is no folder that can be made: {reason}.", "Name another one."
-        ) from None
-    check_writable(output / _REPORT, force=True)
-
-
-def _show(report: Report, output: Path | None, as_json: bool) -> None:
-    from controller.files import write_text
-
-    paths: list[Path] = []
-    document = report.to_json()
-    if output is not None:
-        path = output / _REPORT
-        write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", force=True)
-        paths = [path, *report.figures(output)]
-    if as_json:
-        print_json(document)
-        return
-    click.echo(report.text())
-    if paths:
-        click.echo(f"\nwritten to {output}: {', '.join(path.name for path in paths)}")

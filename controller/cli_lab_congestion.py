@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from controller.cli_common import JSON_OPTION
+from controller.cli_lab_output import prepare, show
 
 
 def _degrees(text: str | None) -> tuple[int, ...]:
@@ -43,10 +44,9 @@ def congestion_command(
       controller lab congestion incast --degrees 16,255 --seeds 3
       controller lab congestion steady -o results
     """  # noqa: D301 - \b tells click to keep the lines
-    from controller.cli_lab_cluster import _prepare, _show
     from controller.errors import UsageError
+    from controller.lab.congestion_scenario import KIND, load_scenario, run, with_options
     from controller.lab.kinds import find_scenario
-    from controller.sim.congestion.scenario import KIND, load_scenario, run, with_options
     from controller.telemetry.progress import progress_bar
 
     found = find_scenario(scenario)
@@ -56,7 +56,7 @@ def congestion_command(
             f"controller lab run {scenario} runs any kind.",
         )
     loaded = with_options(load_scenario(found.path), _degrees(degrees), seeds)
-    _prepare(output)
+    prepare(output)
     with progress_bar(loaded.name) as progress:
         report = run(loaded, progress)
-    _show(report, output, as_json)
+    show(report, output, as_json)

@@ -186,10 +186,10 @@ def _long(kind: str, iterations: int) -> dict[str, Any]:
 
 def _flow_growth(counts: tuple[int, ...]) -> list[dict[str, Any]]:
     """Incasts of so many senders under standard DCQCN."""
+    from controller.lab.congestion_scenario import load_scenario
     from controller.lab.kinds import find_scenario
     from controller.sim.congestion.experiment import IncastExperiment
     from controller.sim.congestion.incast import IncastCase, simulate_incast
-    from controller.sim.congestion.scenario import load_scenario
 
     experiment = load_scenario(find_scenario("incast").path).experiment
     assert isinstance(experiment, IncastExperiment)

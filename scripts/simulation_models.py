@@ -112,11 +112,10 @@ def margins(_how: How) -> dict[str, Any]:
 def _agreement() -> dict[str, Any]:
     """Largest differences from the authors' own numbers, which the tests have."""
     from controller.congestion.convergence import convergence_s
+    from controller.congestion.stability import timely_stability
     from controller.congestion.timely import TimelyLoop
     from tests.congestion.settings import paper_loop
     from tests.congestion.test_stability_published import CONVERGENCE, MARGINS, TIMELY_MARGINS
-
-    from controller.congestion.stability import timely_stability
 
     dcqcn = [
         abs(
@@ -316,8 +315,8 @@ def _queue_figures(queue_bytes: Any, sample_s: float) -> dict[str, Any]:
 
 def _flow_rows(quick: bool) -> list[dict[str, Any]]:
     """The built-in scenario `steady`, for ten flows."""
+    from controller.lab.congestion_scenario import load_scenario
     from controller.lab.kinds import find_scenario
-    from controller.sim.congestion.scenario import load_scenario
     from controller.sim.congestion.steady import simulate_steady
     from controller.sim.congestion.steady_experiment import SteadyExperiment
 
@@ -431,8 +430,8 @@ def incast(how: How) -> dict[str, Any]:
 
 
 def _incast(task: tuple[str, str]) -> dict[str, Any]:
+    from controller.lab.congestion_scenario import load_scenario, run
     from controller.lab.kinds import find_scenario
-    from controller.sim.congestion.scenario import load_scenario, run
 
     name, folder = task
     began_s = time.monotonic()

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.errors import UsageError
+from controller.lab import drawing
 from controller.lab.scenario import FAIR
 from controller.lab.tasks import QUANTILES
 
 if TYPE_CHECKING:
     from controller.lab.report import ClusterReport
 
-# The same input gives the same file: no date, and names of elements by a salt instead of chance.
-_SETTINGS: Any = {"svg.hashsalt": "stellar", "svg.fonttype": "path", "font.size": 8.0}
-_METADATA = {"Date": None}
 # Beside fair, the one whose links and windows are compared with it.
 _OURS = "laxity"
 _WIDE = 10
@@ -45,40 +40,14 @@ def draw(report: ClusterReport, folder: Path) -> list[Path]:
     UsageError
         matplotlib is not there, or the folder cannot be written to.
     """
-    require_matplotlib()
-    import matplotlib as mpl
-
-    makers: dict[str, Callable[[ClusterReport], Any]] = {
-        "timeline": _timeline,
-        "cdf": _cdf,
-        "links": _links,
-    }
-    paths = []
-    with mpl.rc_context():
-        # Whatever this user's own settings are.
-        mpl.rcdefaults()
-        mpl.rcParams.update(_SETTINGS)
-        for name, make in makers.items():
-            figure = make(report)
-            path = folder / f"{name}.svg"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, format="svg", metadata=_METADATA, bbox_inches="tight")
-            except OSError as error:
-                raise UsageError(
-                    f"{path} cannot be written: {error.strerror}.", "Name another folder."
-                ) from None
-            paths.append(path)
-    return paths
-
-
-def require_matplotlib() -> None:
-    """Raise UsageError unless figures can be drawn: ask before long work, not after."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "Figures need matplotlib, which is not installed.",
-            "pip install 'stellar-dataplane[plots]', or leave the folder out.",
-        )
+    return drawing.draw(
+        {
+            "timeline": lambda: _timeline(report),
+            "cdf": lambda: _cdf(report),
+            "links": lambda: _links(report),
+        },
+        folder,
+    )
 
 
 def _figure(size: tuple[float, float]) -> Any:

@@ -14,7 +14,6 @@ from controller.config_reader import read_document
 from controller.errors import UsageError
 from controller.lab import reading
 from controller.lab.scenario import ClusterScenario
-from controller.sim import congestion
 
 CLUSTER, CONGESTION = KINDS = (reading.KIND, "congestion")
 Progress = Callable[[int, int], None]
@@ -61,15 +60,14 @@ class ScenarioFile:
 @cache
 def builtins() -> Mapping[str, ScenarioFile]:
     """The scenarios that come with the package, by name."""
-    folders = [Path(package.__path__[0]) / "scenarios" for package in (lab, congestion)]
-    paths = sorted(path for folder in folders for path in folder.glob("*.toml"))
+    paths = sorted((Path(lab.__path__[0]) / "scenarios").glob("*.toml"))
     return {path.stem: _peek(path) for path in paths}
 
 
 @cache
 def _keys() -> tuple[str, ...]:
     """What may stand at the top of a file of any kind; each kind's reader is stricter."""
-    from controller.sim.congestion.scenario import KEYS as CONGESTION_KEYS
+    from controller.lab.congestion_scenario import KEYS as CONGESTION_KEYS
 
     return tuple(dict.fromkeys((*reading.KEYS, *CONGESTION_KEYS)))
 
@@ -133,7 +131,7 @@ def run_scenario(found: ScenarioFile, progress: Progress, processes: int | None 
         from controller.lab.run import run_cluster
 
         return run_cluster(load_cluster(str(found.path)), progress, processes)
-    from controller.sim.congestion.scenario import load_scenario, run
+    from controller.lab.congestion_scenario import load_scenario, run
 
     return run(load_scenario(found.path), progress)
 

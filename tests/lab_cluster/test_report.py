@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from controller.errors import UsageError
-from controller.lab import figures
+from controller.lab import drawing
 from controller.lab.kinds import load_cluster
 from controller.lab.report import ClusterReport
 from controller.lab.run import with_options
@@ -155,7 +155,7 @@ def test_pictures_of_one_switch_show_its_nics(tmp_path):
 
 
 def test_without_matplotlib_the_remedy_is_told(report, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(UsageError, match="Figures need matplotlib") as caught:
         report.figures(tmp_path)
     assert "pip install" in caught.value.remedy

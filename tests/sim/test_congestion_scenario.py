@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from controller.cli_lab_congestion import congestion_command
 from controller.congestion.dcqcn import preset
 from controller.errors import UsageError
+from controller.lab.congestion_report import IncastReport, SteadyReport
+from controller.lab.congestion_scenario import KIND, CongestionScenario, load_scenario, run
 from controller.lab.kinds import builtins
 from controller.sim.congestion.experiment import VARIANTS, IncastExperiment
-from controller.sim.congestion.report import IncastReport, SteadyReport
-from controller.sim.congestion.scenario import KIND, CongestionScenario, load_scenario, run
 from controller.sim.congestion.steady_experiment import SteadyExperiment
 
 SMALL = """

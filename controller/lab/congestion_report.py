@@ -155,7 +155,7 @@ class IncastReport:
 
     def figures(self, folder: Path) -> list[Path]:
         """See `controller.lab.kinds.Report`."""
-        from controller.sim.congestion.figures import draw_incast
+        from controller.lab.congestion_figures import draw_incast
 
         return draw_incast(self.table, folder)
 
@@ -208,7 +208,7 @@ class SteadyReport:
 
     def figures(self, folder: Path) -> list[Path]:
         """See `controller.lab.kinds.Report`."""
-        from controller.sim.congestion.figures import draw_steady
+        from controller.lab.congestion_figures import draw_steady
 
         return draw_steady(self.table, folder)
 

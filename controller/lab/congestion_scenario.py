@@ -9,6 +9,7 @@ from typing import Any
 from controller.config_reader import Section, read_document, told_with
 from controller.congestion.dcqcn import PRESETS, preset
 from controller.errors import UsageError
+from controller.lab.congestion_report import IncastReport, SteadyReport
 from controller.priority.classes import default_classes, thresholds
 from controller.sim.congestion.experiment import (
     MAX_SEEDS,
@@ -19,7 +20,6 @@ from controller.sim.congestion.experiment import (
 )
 from controller.sim.congestion.incast import MAX_SENDERS, IncastConditions
 from controller.sim.congestion.links import Link
-from controller.sim.congestion.report import IncastReport, SteadyReport
 from controller.sim.congestion.steady import SteadyConditions
 from controller.sim.congestion.steady_experiment import SteadyExperiment
 from controller.sim.congestion.windows import Workload

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from controller.errors import UsageError
+from controller.lab.drawing import draw
 from controller.sim.congestion.experiment import IncastTable
 from controller.sim.congestion.steady_experiment import SteadyTable
 from controller.units import format_duration
 
-# The same input gives the same file: no date, and names of elements by a salt instead of chance.
-_SETTINGS: Any = {"svg.hashsalt": "stellar", "svg.fonttype": "path", "font.size": 8.0}
-_METADATA = {"Date": None}
 # Of a queue's series: what is shown.
 _SHOWN_S = 0.02
 
@@ -28,7 +24,7 @@ def draw_incast(table: IncastTable, folder: Path) -> list[Path]:
     UsageError
         matplotlib is not there, or the folder cannot be written to.
     """
-    return _save(
+    return draw(
         {
             "stability": lambda: _by_degree(table, "stability", 1.0, "throughput stability"),
             "queue": lambda: _by_degree(table, "queue_p99_bytes", 1e3, "p99 of the queue, KB"),
@@ -45,31 +41,7 @@ def draw_steady(table: SteadyTable, folder: Path) -> list[Path]:
     UsageError
         matplotlib is not there, or the folder cannot be written to.
     """
-    return _save({"queues": lambda: _queues(table)}, folder)
-
-
-def _save(makers: Mapping[str, Callable[[], Any]], folder: Path) -> list[Path]:
-    from controller.lab.figures import require_matplotlib
-
-    require_matplotlib()
-    import matplotlib as mpl
-
-    paths = []
-    with mpl.rc_context():
-        # Whatever this user's own settings are.
-        mpl.rcdefaults()
-        mpl.rcParams.update(_SETTINGS)
-        for name, make in makers.items():
-            figure, path = make(), folder / f"{name}.svg"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, format="svg", metadata=_METADATA, bbox_inches="tight")
-            except OSError as error:
-                raise UsageError(
-                    f"{path} cannot be written: {error.strerror}.", "Name another folder."
-                ) from None
-            paths.append(path)
-    return paths
+    return draw({"queues": lambda: _queues(table)}, folder)
 
 
 def _by_degree(table: IncastTable, figure: str, unit: float, label: str) -> Any:
