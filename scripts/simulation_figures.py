@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-# As the figures of controller.lab: the same input gives the same file.
-_SETTINGS: Any = {"svg.hashsalt": "stellar", "svg.fonttype": "path", "font.size": 8.0}
 # Told apart without colours, too: by lightness.
 _STATES = (
     ("stable", "#1b6ca8"),
@@ -33,45 +30,46 @@ def states(rows: list[Mapping[str, Any]], window: int) -> list[list[int]]:
     return [list(line) for line in zip(*columns, strict=True)]
 
 
-def map_figure(document: Mapping[str, Any], path: Path) -> None:
-    """Panels by constants and window; flows to the right, delay upwards."""
-    import matplotlib as mpl
+def map_figure(document: Mapping[str, Any]) -> Any:
+    """Panels by constants and window; flows to the right, delay upwards.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        For `controller.lab.drawing.draw`.
+    """
     from matplotlib.colors import ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    flows, delays_us, windows_us = (
-        document[key] for key in ("flows", "delays_us", "windows_us")
-    )  # fmt: skip
-    presets = document["presets"]
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(_SETTINGS)
-        figure = Figure(figsize=(9, 2.3 * len(presets) + 0.6), layout="constrained")
-        grid = figure.subplots(len(presets), len(windows_us), sharex=True, sharey=True)
-        colours = ListedColormap([colour for _, colour in _STATES])
-        for line, (name, rows) in zip(grid, presets.items(), strict=True):
-            for window, axes in enumerate(line):
-                axes.pcolormesh(
-                    range(len(flows)),
-                    delays_us,
-                    states(rows, window),
-                    cmap=colours,
-                    vmin=0,
-                    vmax=len(_STATES) - 1,
-                    shading="nearest",
-                )
-                shown = range(0, len(flows), 3)
-                axes.set_xticks(shown, [str(flows[index]) for index in shown])
-                title = f"window {windows_us[window]:g} us" if windows_us[window] else "no window"
-                axes.set_title(f"{name}, {title}")
-            line[0].set_ylabel("loop delay, us")
-        for axes in grid[-1]:
-            axes.set_xlabel("flows")
-        figure.legend(
-            handles=[Patch(color=colour, label=label) for label, colour in _STATES],
-            loc="outside lower center",
-            ncols=2,
-            frameon=False,
-        )
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    flows, delays_us, windows_us, presets = (
+        document[key] for key in ("flows", "delays_us", "windows_us", "presets")
+    )
+    figure = Figure(figsize=(9, 2.3 * len(presets) + 0.6), layout="constrained")
+    grid = figure.subplots(len(presets), len(windows_us), sharex=True, sharey=True)
+    colours = ListedColormap([colour for _, colour in _STATES])
+    for line, (name, rows) in zip(grid, presets.items(), strict=True):
+        for window, axes in enumerate(line):
+            axes.pcolormesh(
+                range(len(flows)),
+                delays_us,
+                states(rows, window),
+                cmap=colours,
+                vmin=0,
+                vmax=len(_STATES) - 1,
+                shading="nearest",
+            )
+            shown = range(0, len(flows), 3)
+            axes.set_xticks(shown, [str(flows[index]) for index in shown])
+            title = f"window {windows_us[window]:g} us" if windows_us[window] else "no window"
+            axes.set_title(f"{name}, {title}")
+        line[0].set_ylabel("loop delay, us")
+    for axes in grid[-1]:
+        axes.set_xlabel("flows")
+    figure.legend(
+        handles=[Patch(color=colour, label=label) for label, colour in _STATES],
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+    )
+    return figure

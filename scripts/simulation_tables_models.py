@@ -22,10 +22,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 0) -> 
 
 
 def bold_if(text: str, condition: bool) -> str:
+    """The text, bold on a condition."""
     return f"**{text}**" if condition else text
 
 
 def listed(values: Sequence[Any]) -> str:
+    """``a, b and c``."""
     texts = [str(value) for value in values]
     return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
 

@@ -6,7 +6,6 @@ import pytest
 
 from controller.errors import UsageError
 from controller.sim.cluster.oracle import (
-    CRUX,
     FAIR,
     ORDERS,
     WEIGHTS,
@@ -39,7 +38,7 @@ def test_two_equal_jobs_that_begin_together_can_halve_their_windows():
 
 def test_a_job_alone_can_gain_nothing():
     best = known([two_rank_job("a", 280, 120, jitter=0.2)])
-    assert set(best.gains) == {*ORDERS, *WEIGHTS, CRUX, FAIR}
+    assert set(best.gains) == {*ORDERS, *WEIGHTS, FAIR}
     assert best.name == FAIR
     assert all(gain == pytest.approx((0, 0)) for gain in best.gains.values())
 
@@ -99,7 +98,7 @@ def test_an_order_in_which_a_job_never_gets_through_is_left_out():
 
 def test_progress_is_of_all_rules_together():
     told = []
-    rules = len(ORDERS) + len(WEIGHTS) + 2
+    rules = len(ORDERS) + len(WEIGHTS) + 1
     known([two_rank_job("a", 10, 1)], 200, progress=lambda *each: told.append(each))
     assert {total for _, total in told} == {200 * (rules)}
     assert [done for done, _ in told] == sorted(done for done, _ in told)

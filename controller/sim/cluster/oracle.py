@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from controller.priority.coordination import find_coordinator
 from controller.priority.coordinators.laxity import PROGRESS_POWER
-from controller.priority.policies.crux import Demand, priorities
-from controller.priority.policies.laxity import CREDIT_FROM, HANDICAP
 from controller.priority.policies.mltcp import INTERCEPT, SLOPE
 from controller.sim.cluster.course import Course
 from controller.sim.cluster.engine import simulate_cluster, wanted_iterations
@@ -45,7 +43,7 @@ class BestKnown:
     Parameters
     ----------
     name
-        Of the best rule: of `ORDERS` or `WEIGHTS`, or "crux", or "fair" where none is better.
+        Of the best rule: of `ORDERS` or `WEIGHTS`, or "fair" where none is better.
     outcome
         What it gives.
     bound
@@ -77,17 +75,6 @@ def _earliest_due(run: JobRun, _: float, __: float) -> float:
     return run.begin_ns + run.alone_ns
 
 
-def _intensity(run: JobRun, _: float, __: float) -> float:
-    return -demand(run.course).intensity
-
-
-def _laxity(run: JobRun, _: float, __: float) -> float:
-    """As `controller.priority.policies.laxity` orders windows."""
-    credit = max(0.0, run.slowdown - CREDIT_FROM)
-    handicap_ns = HANDICAP * run.course.sending_ns(0)
-    return run.window_begin_ns + handicap_ns - credit * run.alone_period_ns
-
-
 def _by_progress(run: JobRun, _: float, rest_ns: float) -> float:
     """As `controller.priority.policies.mltcp` weighs jobs."""
     return SLOPE * (1 - rest_ns / run.course.sending_ns(0)) + INTERCEPT
@@ -105,28 +92,18 @@ def _by_age(run: JobRun, now_ns: float, _: float) -> float:
 # Strict orders of all jobs, and weights inside one class for all. Strict orders are best where
 # jobs meet on one link. Where they meet on many, a job that has to wait on one of them leaves its
 # part of the others to nobody, and weights do better.
-CRUX = "crux"  # a job's place depends on all others
 ORDERS: Mapping[str, Rule] = MappingProxyType(
     {
         "shortest rest": _shortest,
         "first come": _first_come,
         "least laxity": _least_laxity,
         "earliest due": _earliest_due,
-        "intensity": _intensity,
-        "laxity": _laxity,
     }
 )
 WEIGHTS: Mapping[str, Rule] = MappingProxyType(
     {"progress": _by_progress, "progress and slowdown": _by_laxity, "age": _by_age}
 )
 FAIR = "fair"
-
-
-def demand(course: Course) -> Demand:
-    """What a job asks of the network and of its GPUs, as Crux sees it."""
-    job = course.job
-    compute_s = (job.forward_ns + job.backward_ns) / _S
-    return Demand(course.sending_ns(0) / _S, compute_s, job.gpu_count * compute_s)
 
 
 def best_known(
@@ -167,7 +144,7 @@ def best_known(
     """
     names_differ(jobs)
     wanted = wanted_iterations(jobs, until_iterations, warmup)
-    names = [*ORDERS, CRUX, *WEIGHTS]
+    names = [*ORDERS, *WEIGHTS]
     runs = len(names) + (base is None)
     begun = 0
 
@@ -265,19 +242,8 @@ class _Clairvoyant(Simulation):
         seed: int,
     ) -> None:
         super().__init__(jobs, topology, None, conditions, wanted, warmup, seed)
-        self._rule = ORDERS.get(rule) or WEIGHTS.get(rule)
+        self._rule = ORDERS[rule] if rule in ORDERS else WEIGHTS[rule]
         self._is_strict = rule not in WEIGHTS
-        self._crux: dict[int, float] = {}  # job -> its priority among those that it meets
-
-    def _regroup(self) -> None:
-        super()._regroup()
-        component = self.steering.component
-        if self._rule is None:
-            self._crux = {}
-            for number in range(int(component.max()) + 1):
-                members = np.flatnonzero(component == number).tolist()
-                demands = {str(job): demand(self.runs[job].course) for job in members}
-                self._crux.update((int(job), each) for job, each in priorities(demands).items())
 
     def _rates_Bps(self, members: NDArray[np.int64]) -> NDArray[np.float64]:
         rest_bytes = self.transfers.step_rest_bytes(members, self.now_ns).tolist()
@@ -306,8 +272,6 @@ class _Clairvoyant(Simulation):
 
     def _ruled(self, job: int, step_rest_bytes: float) -> float:
         """Place or weight of a job that is sending."""
-        if self._rule is None:
-            return -self._crux[job]
         run = self.runs[job]
         step = run.steps[run.step]
         rest_ns = step_rest_bytes / step.alone_Bps * _S + run.course.sending_ns(run.step + 1)
