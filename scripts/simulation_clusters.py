@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from simulation_models import How
+from simulation_tables import ONE_PATH, SCENARIOS
 
 from controller.lab.build import build
 from controller.lab.kinds import load_cluster
@@ -22,9 +23,6 @@ from controller.sim.cluster.outcome import ClusterOutcome
 from controller.sim.cluster.topology import LeafSpine
 from controller.telemetry.progress import progress_bar
 
-SCENARIOS = ("steady-equal", "mixed-models", "many-small", "few-large", "bursty")
-# Jobs over one path for each edge, as the scenarios first were.
-ONE_PATH = "-1qp"
 # Figures that go to the page: of which scenario.
 DRAWN = {"steady-equal": ("timeline", "cdf"), "mixed-models": ("cdf", "links")}
 
@@ -70,11 +68,13 @@ def _compared(scenario: ClusterScenario, how: How, label: str) -> dict[str, Any]
     # Told for all policies below `ci95`.
     for entry in document["policies"].values():
         del entry["ci95"]
+    document["figures"] = []
     if not label.endswith(ONE_PATH):
         with TemporaryDirectory() as drawn:
             for path in report.figures(Path(drawn)):
                 if path.stem in DRAWN.get(scenario.name, ()):
                     (how.folder / f"{label}-{path.name}").write_bytes(path.read_bytes())
+                    document["figures"].append(path.stem)
     return {**document, "took_s": took_s}
 
 
@@ -167,8 +167,8 @@ def _long(kind: str, iterations: int) -> dict[str, Any]:
         start="random",
     )
     _, pilot_s = _simulated(scenario, "laxity", PILOT_ITERATIONS, 1)
-    expected_s = pilot_s / PILOT_ITERATIONS * iterations
-    if expected_s > LONG_LIMIT_s:
+    wanted = iterations
+    if pilot_s / PILOT_ITERATIONS * wanted > LONG_LIMIT_s:
         iterations = SHORTER_ITERATIONS
     print(f"simulate: growth: {LONG_JOBS} jobs x {iterations} iterations", flush=True)
     outcome, cpu_s = _simulated(scenario, "laxity", iterations, 1)
@@ -178,6 +178,8 @@ def _long(kind: str, iterations: int) -> dict[str, Any]:
         "jobs": LONG_JOBS,
         "buckets": len(spec.buckets),
         "iterations": iterations,
+        "wanted_iterations": wanted,
+        "limit_s": LONG_LIMIT_s,
         "cpu_s": cpu_s,
         "events": outcome.events,
         "us_per_event": cpu_s / outcome.events * 1e6,

@@ -6,30 +6,21 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from simulation_text import bold_if, counted, listed, table
+
 from controller.sim.congestion.experiment import STANDARD
 from controller.sim.congestion.steady_experiment import SWING_LEFT
 
 MARGIN_BOUND_deg, TIME_BOUND = 0.1, 1e-4
 # Rows of the map's table; the figure has all.
+OTHERS = (
+    ("length of a window", "window_mean_ns"),
+    ("its slowest 10 %", "window_slowest_ns"),
+    ("port used while a window is open", "utilisation"),
+    ("p99 of the queue", "queue_p99_bytes"),
+)
 MAP_SHOWN = (2, 4, 8, 10, 16, 32, 64, 128, 256)
 NONE = "none"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 0) -> str:
-    """A Markdown table; the first `left` columns hold words, the others numbers."""
-    ruler = ["---" if index < left else "---:" for index in range(len(head))]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ruler, *rows))
-
-
-def bold_if(text: str, condition: bool) -> str:
-    """The text, bold on a condition."""
-    return f"**{text}**" if condition else text
-
-
-def listed(values: Sequence[Any]) -> str:
-    """``a, b and c``."""
-    texts = [str(value) for value in values]
-    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
 
 
 def _deg(margin: float | None) -> str:
@@ -152,7 +143,7 @@ def queue_section(documents: Mapping[str, Any]) -> str:
 `scripts/simulate queue`; more of it: `controller lab congestion steady`. 40 Gbit/s, Kmin 5 KB, Kmax 200 KB, Pmax 1 %, packets of 1,000 bytes. *Left*: autocorrelation of the
 queue after one period, 1 for a swing that goes on, 0 for noise; above {SWING_LEFT:g} it swings. *Echoes*: what the receiver does with a mark
 that comes less than 50 us after a CNP: it is held until the 50 us are over, or forgotten. *Endless line*: marks go on rising along
-the line beyond Kmax, without the step to 100 % there. *{document["rows"][0]["start"]}*, *q\\**: where rates or queue begin; q* is the fixed point.
+the line beyond Kmax, without the step to 100 % there. q* is the queue of the fixed point.
 
 {table(("model", "begins at", "delay, us", "seeds", "queue, KB", "its std, KB", "link used, %", "left", "Hz", ""), lines, left=2)}"""
 
@@ -182,8 +173,9 @@ def queue_verdict(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
         starts = [row["start"] for row in fluid if _does(row) == does]
         if starts:
             parts.append(f"* the fluid model {does} when it begins at {listed(starts)}")
-    if {_does(row) for row in fluid} == {"settles", "swings"}:
-        kmax, rest = document["kmax_bytes"], document["fixed_point_bytes"]
+    kmax, rest = document["kmax_bytes"], document["fixed_point_bytes"]
+    beyond = {swings(row): row["factor"] > kmax / rest for row in fluid if row["factor"]}
+    if beyond == {False: False, True: True}:
         parts[-1] += (
             f": once the queue has passed Kmax ({kmax / rest:.2f} q*), above which every packet is marked, "
             "it never comes back to rest"
@@ -204,7 +196,8 @@ def queue_verdict(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
                 f"packets is {row['scale'] ** 0.5:.1f} times smaller: it {_does(row)} ({row['left']:.2f} left)"
             )
     large = [row for row in rows if row["scale"] > 1 and swings(row)]
-    if flows and all(swings(row) for row in _find(rows, "flows", **at)) and large:
+    disputed = document["published_deg"] < 0 < document["exact_deg"]
+    if disputed and large and all(swings(row) for row in _find(rows, "flows", **at)):
         parts += [
             "",
             "**The fixed point is stable on paper, and real flows do not stay there.** Noise is not what keeps the swing going, nor the step "
@@ -243,9 +236,15 @@ def map_section(documents: Mapping[str, Any]) -> str:
         resting = [row for row in rows if row["exists"]]
         live = [row for row in resting if row["longest_window_us"] >= live_us]
         plain = [row for row in resting if row["per_s"][0][0] < 0]
+        windows = [
+            f"{row['longest_window_us']:.0f} us ({row['flows']} flows)"
+            for row in resting
+            if row["longest_window_us"]
+        ]
         claims.append(
             f"* `{name}`: there is a fixed point for {_count(resting, rows)}. Without delay it is stable for {_count(plain, rows)}, "
             + bold_if(f"with the live window of {live_us:g} us for {_count(live, rows)}", not live)
+            + (f". The longest stable windows at {near_us:g} us: {listed(windows)}" * bool(windows))
         )
     head = ["constants", "flows", "p*"]
     head += [f"window {us:g} us" if us else "no window" for us in windows_us]
@@ -254,7 +253,7 @@ def map_section(documents: Mapping[str, Any]) -> str:
 
 {chr(10).join(claims)}
 
-So the window is for what our jobs do, sync windows of some ms, and not for flows without end: the sections beside this one measure both.
+Where the loop is not stable the queue cycles between empty and full. What that means for windows of jobs is measured in the next section.
 
 `scripts/simulate map`. Critical delays in us by the exact roots, 0: unstable without any delay; then the longest window that is stable at
 {near_us:g} us. Bold p*: above Pmax (1 %), so there is no fixed point; what follows then would hold if the marking line went on beyond Kmax.
@@ -288,7 +287,11 @@ def _pm(found: Mapping[str, Any] | None, form: str) -> str:
 def incast_section(documents: Mapping[str, Any]) -> str:
     """The section's text, of `model-incast`."""
     scenarios = documents["model-incast"]["scenarios"]
-    return "\n\n".join(incast_part(name, document) for name, document in scenarios.items())
+    head = """`scripts/simulate incast`. Standard DCQCN into one port, and beside it: `prediction` (a window's first rate and the floor of the target
+rate come from its bytes), `window` (marks by the average of the live window), `phases` (steps of the increase by the part of the window), `all`
+three; `live` is all with the live marker's virtual queue, `mltcp` weighs steps by the bytes sent. Throughput stability of the port is 1 - CoV of
+its bins while a job's window is open. Bold: surely less stable than standard DCQCN."""
+    return "\n\n".join([head, *(incast_part(*each) for each in scenarios.items())])
 
 
 def incast_part(name: str, document: Mapping[str, Any]) -> str:
@@ -313,18 +316,40 @@ def incast_part(name: str, document: Mapping[str, Any]) -> str:
     load = f"windows of {windows / 1e6:g} MB" if windows else "flows without end"
     return f"""### `{name}`
 
-{document["jobs"]} job(s), {load}, {conditions["parameters"]["link_Bps"] * 8 / 1e9:g} Gbit/s, bins of {conditions["bin_ns"] / 1e6:g} ms, {document["seeds"]} seeds; `controller lab congestion {name}`. Throughput stability of the port is 1 - CoV of
-its bins while a job's window is open.
+{incast_verdict(document)}
+
+`controller lab congestion {name}`: {counted(document["jobs"], "job")}, {load}, {conditions["parameters"]["link_Bps"] * 8 / 1e9:g} Gbit/s, bins of {conditions["bin_ns"] / 1e6:g} ms, {counted(document["seeds"], "seed")}.
 
 {table(head, lines)}
 
-{incast_verdict(document)}
+Beside stability, change against `{STANDARD}`, means over the numbers of senders:
+
+{others_table(document, compared)}
 
 ![throughput stability](results/model-{name}.svg)"""
 
 
 def _change(found: Mapping[str, Any] | None) -> str:
-    return bold_if(_pm(found, "+.1f"), found is not None and found["mean"] < 0)
+    worse = found is not None and found["mean"] < -(found["ci95"] or 0.0)
+    return bold_if(_pm(found, "+.1f"), worse)
+
+
+def others_table(document: Mapping[str, Any], compared: Sequence[str]) -> str:
+    """What else the variants change; of what every number of senders has measured."""
+    lines = []
+    for label, key in OTHERS:
+        cells = [
+            [found[variant][key] for variant in (STANDARD, *compared)]
+            for found in document["degrees"].values()
+        ]
+        if any(cell is None for row in cells for cell in row):
+            continue
+        changes = [
+            statistics.fmean(row[index + 1]["mean"] / row[0]["mean"] - 1 for row in cells)
+            for index in range(len(compared))
+        ]
+        lines.append([label, *(f"{100 * change:+.1f} %" for change in changes)])
+    return table(("", *(f"`{variant}`" for variant in compared)), lines, left=1)
 
 
 def incast_verdict(document: Mapping[str, Any]) -> str:
@@ -347,9 +372,10 @@ def incast_verdict(document: Mapping[str, Any]) -> str:
     short = [degree for degree, value in most.items() if value < target]
     if short:
         standard = [degrees[degree][STANDARD]["stability"]["mean"] for degree in short]
+        where = "any of these numbers of" if len(short) == len(degrees) else listed(short)
         lines += [
             "",
-            f"{target:+g} % cannot be had with {listed(short)} senders: stability is 1 at most, and standard DCQCN has "
+            f"{target:+g} % cannot be had with {where} senders: stability is 1 at most, and standard DCQCN has "
             f"{min(standard):.3f} to {max(standard):.3f} there. It would have to be below {1 / (1 + target / 100):.3f}.",
         ]
     return "\n".join(lines)
