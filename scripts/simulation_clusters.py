@@ -26,6 +26,9 @@ from controller.telemetry.progress import progress_bar
 # Figures that go to the page: of which scenario.
 DRAWN = {"steady-equal": ("timeline", "cdf"), "mixed-models": ("cdf", "links")}
 
+# Constants of `laxity` were chosen on these mixes with seeds 1 to 4: what is published has others.
+FIRST_SEED = 101
+
 # NICs of a network: leaves and NICs at each.
 NETWORKS = {256: (16, 16), 512: (16, 32), 1024: (32, 32), 2048: (32, 64), 4096: (64, 64)}
 JOB_NICS, OVERSUBSCRIBED = 16, 2
@@ -46,7 +49,7 @@ def cluster(how: How) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each scenario as its file has it, then over one path an edge: name of the document, it."""
     for suffix in ("", ONE_PATH):
         for name in SCENARIOS:
-            scenario = load_cluster(name)
+            scenario = replace(load_cluster(name), first_seed=FIRST_SEED)
             if suffix:
                 scenario = replace(
                     scenario,

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-from simulation_models import QUESTION_FLOWS, QUESTION_us, How, US_ns, side_by_side
+from simulation_models import QUESTION_FLOWS, How, QUESTION_us, US_ns, side_by_side
 
 from controller.congestion.dcqcn import PRESETS
 from controller.congestion.fixed_point import start_near
@@ -53,7 +53,9 @@ def queue(how: How) -> dict[str, Any]:
 
 def _queue_task(task: tuple[str, Any]) -> list[dict[str, Any]]:
     name, of = task
-    return {"fluid": _fluid_rows, "flows": _flow_rows, "packets": _packet_row}[name](of)
+    if name == "packets":
+        return [_packet_row(of)]
+    return _fluid_rows(of) if name == "fluid" else _flow_rows(of)
 
 
 def _row(model: str, delay_us: float, **more: Any) -> dict[str, Any]:
@@ -184,8 +186,9 @@ def _packet_tasks(quick: bool) -> list[dict[str, Any]]:
     return tasks
 
 
-def _packet_row(entry: dict[str, Any]) -> list[dict[str, Any]]:
-    from controller.sim.packets.steady import PAPER_LINE, MarkingLine, SteadySetting, packet_steady
+def _packet_row(entry: dict[str, Any]) -> dict[str, Any]:
+    from controller.sim.packets.port import MarkingLine
+    from controller.sim.packets.steady import PAPER_LINE, SteadySetting, packet_steady
 
     line = PAPER_LINE
     if entry["line"] == "endless":
@@ -208,21 +211,19 @@ def _packet_row(entry: dict[str, Any]) -> list[dict[str, Any]]:
             start_alpha=entry["alpha"],
         )
     )
-    return [
-        _row(
-            "packets",
-            entry["delay_us"],
-            line=entry["line"],
-            scale=entry["scale"],
-            echo=entry["echo"],
-            start="fixed point" if entry["alpha"] else "line rate",
-            seed=entry["seed"],
-            utilisation=found.utilisation,
-            empty=found.idle_share,
-            queue_mean_bytes=found.queue_mean_bytes,
-            queue_std_bytes=found.queue_std_bytes,
-            queue_max_bytes=found.queue_max_bytes,
-            left=found.swing.correlation,
-            hz=found.swing.dominant_hz,
-        )
-    ]
+    return _row(
+        "packets",
+        entry["delay_us"],
+        line=entry["line"],
+        scale=entry["scale"],
+        echo=entry["echo"],
+        start="fixed point" if entry["alpha"] else "line rate",
+        seed=entry["seed"],
+        utilisation=found.utilisation,
+        empty=found.idle_share,
+        queue_mean_bytes=found.queue_mean_bytes,
+        queue_std_bytes=found.queue_std_bytes,
+        queue_max_bytes=found.queue_max_bytes,
+        left=found.swing.correlation,
+        hz=found.swing.dominant_hz,
+    )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from controller.errors import StellarError
 from controller.lab.report import ClusterReport
 from controller.lab.scenario import ClusterScenario
-from controller.lab.tasks import Run, Task, simulate
+from controller.lab.tasks import Run, Task, simulate, with_best_known
 
 # Called with what is done and what there is to do.
 Progress = Callable[[int, int], None]
@@ -57,7 +57,7 @@ def run_cluster(
     ]
     at_once = min(processes or usable_processors(), len(tasks))
     runs = _here(tasks, progress) if at_once == 1 else _in_processes(tasks, at_once, progress)
-    return ClusterReport(scenario, tuple(runs))
+    return ClusterReport(scenario, with_best_known(runs))
 
 
 def with_options(

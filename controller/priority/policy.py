@@ -50,6 +50,9 @@ class JobView:
     work
         Computation of an iteration in any unit that is common to the jobs (Crux: W_j); by default
         GPUs times `compute_ns`.
+    traffic_ns
+        How long its traffic of a window keeps its busiest link busy, where that is known to be less
+        than the window alone: buckets that wait for the backward pass leave gaps. 0: not known.
     """
 
     name: str
@@ -66,6 +69,7 @@ class JobView:
     class_ceiling: int = 6
     current_class: int | None = None
     work: float = 0.0
+    traffic_ns: int = 0
 
     @functools.cached_property
     def rest_bytes(self) -> int:

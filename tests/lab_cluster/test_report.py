@@ -14,7 +14,7 @@ from controller.lab import drawing
 from controller.lab.kinds import load_cluster
 from controller.lab.report import ClusterReport
 from controller.lab.run import with_options
-from controller.lab.tasks import QUANTILES, Run
+from controller.lab.tasks import QUANTILES, Run, with_best_known
 from controller.sim.intervals import estimate
 
 MEANS = {"fair": [100.0, 110.0, 120.0], "laxity": [80.0, 99.0, 90.0], "oracle": [70.0, 75.0, 80.0]}
@@ -159,3 +159,30 @@ def test_without_matplotlib_the_remedy_is_told(report, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="Figures need matplotlib") as caught:
         report.figures(tmp_path)
     assert "pip install" in caught.value.remedy
+
+
+def test_no_policy_is_better_than_the_oracle_on_any_seed():
+    scenario = with_options(load_cluster("quick"), ("fair", "laxity", "crux", "oracle"), 2)
+    values = {
+        1: {"fair": 100.0, "laxity": 70.0, "crux": 130.0, "oracle": 90.0},
+        2: {"fair": 100.0, "laxity": 95.0, "crux": 99.0, "oracle": 80.0},
+    }
+    runs = [
+        run(scenario, policy, seed, value)
+        for seed, each in values.items()
+        for policy, value in each.items()
+    ]
+    chosen = {each.seed: each for each in with_best_known(runs) if each.policy == "oracle"}
+    assert (chosen[1].order, chosen[1].figures) == ("laxity", runs[1].figures)
+    assert (chosen[2].order, chosen[2].figures) == ("first come", runs[7].figures)
+    # What its own rules gain is still told.
+    assert chosen[1].order_gains == runs[3].order_gains
+    assert [each for each in with_best_known(runs) if each.policy != "oracle"] == [
+        each for each in runs if each.policy != "oracle"
+    ]
+
+
+def test_without_fair_there_is_nothing_to_choose_the_oracle_by():
+    scenario = with_options(load_cluster("quick"), ("laxity", "oracle"), 1)
+    runs = (run(scenario, "laxity", 1, 70.0), run(scenario, "oracle", 1, 90.0))
+    assert with_best_known(runs) == runs

@@ -258,13 +258,16 @@ def ranked(
 
 def demand_of(job: JobView) -> Demand:
     """A job's demand, in steps so coarse that an estimate which moves a little is the same."""
-    return _demand(job.ideal_window_ns, job.compute_ns, job.work)
+    traffic_ns = job.traffic_ns or job.ideal_window_ns
+    # What of the window is no traffic overlaps with computation.
+    rest_ns = job.ideal_window_ns - traffic_ns
+    return _demand(traffic_ns, job.compute_ns + rest_ns, job.work)
 
 
 @functools.lru_cache(maxsize=4096)
-def _demand(window_ns: float, compute_ns: int, work: float) -> Demand:
+def _demand(traffic_ns: float, compute_ns: float, work: float) -> Demand:
     return Demand(
-        communication_s=_coarse(window_ns / _S),
+        communication_s=_coarse(traffic_ns / _S),
         compute_s=_coarse(compute_ns / _S),
         work=_coarse(work or compute_ns / _S),
     )

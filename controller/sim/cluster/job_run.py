@@ -88,10 +88,17 @@ class JobRun:
             "class_floor": spec.class_floor,
             "class_ceiling": spec.class_ceiling,
             "work": float(spec.gpu_count) * compute_ns,
+            "traffic_ns": self._traffic_ns(),
         }
         self.slowdown = 1.0
         self._idle_view: JobView | None = None
         self._open_view: dict[str, Any] = {}
+
+    def _traffic_ns(self) -> int:
+        """See `JobView.traffic_ns`; 0 where no bucket waits for the backward pass."""
+        sending_ns = self.course.sending_ns(0)
+        window_ns = self.course.window_bytes / self.alone_Bps * 1e9 if self.alone_Bps else 0.0
+        return round(sending_ns) if sending_ns < window_ns * (1 - 1e-6) else 0
 
     @property
     def alone_ns(self) -> float:

@@ -32,8 +32,6 @@ _NOTHING = 1e-9
 # Of a job that is sending, given the time and what of its window is left when nobody else sends,
 # both in ns: its place, of which the lowest goes first; or the weight of its flows.
 Rule = Callable[[JobRun, float, float], float]
-# A window that has just begun counts as this old, in its own length: no weight may be 0.
-_YOUNGEST = 0.05
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,6 @@ def _first_come(run: JobRun, _: float, __: float) -> float:
     return run.window_begin_ns
 
 
-def _least_laxity(run: JobRun, now_ns: float, rest_ns: float) -> float:
-    return run.begin_ns + run.spec.max_slowdown * run.alone_ns - rest_ns - now_ns
-
-
 def _earliest_due(run: JobRun, _: float, __: float) -> float:
     return run.begin_ns + run.alone_ns
 
@@ -85,10 +79,6 @@ def _by_laxity(run: JobRun, now_ns: float, rest_ns: float) -> float:
     return float(_by_progress(run, now_ns, rest_ns) ** PROGRESS_POWER * max(1.0, run.slowdown))
 
 
-def _by_age(run: JobRun, now_ns: float, _: float) -> float:
-    return (now_ns - run.window_begin_ns) / run.course.sending_ns(0) + _YOUNGEST
-
-
 # Strict orders of all jobs, and weights inside one class for all. Strict orders are best where
 # jobs meet on one link. Where they meet on many, a job that has to wait on one of them leaves its
 # part of the others to nobody, and weights do better.
@@ -96,12 +86,11 @@ ORDERS: Mapping[str, Rule] = MappingProxyType(
     {
         "shortest rest": _shortest,
         "first come": _first_come,
-        "least laxity": _least_laxity,
         "earliest due": _earliest_due,
     }
 )
 WEIGHTS: Mapping[str, Rule] = MappingProxyType(
-    {"progress": _by_progress, "progress and slowdown": _by_laxity, "age": _by_age}
+    {"progress": _by_progress, "progress and slowdown": _by_laxity}
 )
 FAIR = "fair"
 
@@ -244,6 +233,10 @@ class _Clairvoyant(Simulation):
         super().__init__(jobs, topology, None, conditions, wanted, warmup, seed)
         self._rule = ORDERS[rule] if rule in ORDERS else WEIGHTS[rule]
         self._is_strict = rule not in WEIGHTS
+
+    def _load(self, job: int, *, keeps_rate: bool = False) -> None:
+        # Places and weights move with what is sent: a step over the same links asks, too.
+        super()._load(job, keeps_rate=False)
 
     def _rates_Bps(self, members: NDArray[np.int64]) -> NDArray[np.float64]:
         rest_bytes = self.transfers.step_rest_bytes(members, self.now_ns).tolist()

@@ -259,7 +259,13 @@ class Simulation:
     def _cap_Bps(self, job: int) -> float:
         """What a job is paced to, for each of its flows."""
         run = self.runs[job]
-        return run.assignment.share * run.steps[run.step].alone_Bps or math.inf
+        if not run.assignment.share:
+            return math.inf
+        # A share is of the link that the job shares, not of what its flows could have.
+        link_Bps = self.steering.link_Bps(job)
+        stage = run.steps[run.step].stage
+        flows = stage.flows[self.topology.capacity_Bps[stage.links] == link_Bps].max(initial=1.0)
+        return float(run.assignment.share * link_Bps / flows)
 
     def _check_starved(self, *, at_once: bool = False) -> None:
         """Raise UsageError where a job does not get through."""

@@ -100,6 +100,10 @@ class Steering:
         self._ask = set(range(len(self._members)))
         self.stale.update(np.flatnonzero(self._transfers.sending).tolist())
 
+    def link_Bps(self, job: int) -> float:
+        """Capacity of the slowest link that a job shares with others."""
+        return self._contention.link_Bps(self._runs[job].spec.name)
+
     def ask_about(self, job: int) -> None:
         """The coordinator has to be asked about a job's component, if there is one."""
         component = int(self.component[job])
