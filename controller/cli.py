@@ -8,7 +8,9 @@ Exit status: 0 done; 1 failed; 2 wrong usage or configuration; 3 privilege missi
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import sys
 import time
 from dataclasses import replace
@@ -28,6 +30,9 @@ from controller.cli_priority import bench_priority
 from controller.cli_qdisc import qdisc
 from controller.cli_trace import trace_group
 from controller.errors import InputError, StellarError
+
+# What a write to a full or broken disk gives.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Group(click.Group):
@@ -370,4 +375,14 @@ cli.add_command(qdisc)
 
 def main() -> None:
     """Entry point of the console script."""
-    cli(prog_name="controller")
+    try:
+        cli(prog_name="controller")
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        # `controller flows > /full/disk/file`; here --help is told, too.
+        click.echo(f"Error: The output cannot be written: {error.strerror}.", err=True)
+        click.echo("  Make room, or write it elsewhere.", err=True)
+        # What is left of it would fail once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from controller.cli_common import JSON_OPTION, print_json
-from controller.cli_lab_output import REPORT, prepare, show
+from controller.cli_common import JSON_OPTION, print_json, refuse_options
+from controller.cli_lab_output import FOLDER, REPORT, prepare, show
 
 _WIDTH, _KIND_WIDTH = 80, 12
 
@@ -26,7 +26,7 @@ _PROCESSES = click.option(
 @click.option("-n", "--iterations", type=int, metavar="N",
               help="Of the slowest job, instead of the scenario's number.")  # fmt: skip
 @_PROCESSES
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER",
+@click.option("-o", "--output", type=FOLDER, metavar="FOLDER",
               help=f"Write {REPORT} and figures there.")  # fmt: skip
 @JSON_OPTION
 def cluster_command(
@@ -64,10 +64,13 @@ def cluster_command(
 @click.command("run")
 @click.argument("scenario")
 @_PROCESSES
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER", required=True,
+@click.option("-o", "--output", type=FOLDER, metavar="FOLDER", required=True,
               help=f"Where {REPORT} and figures go.")  # fmt: skip
 @JSON_OPTION
-def run_command(scenario: str, processes: int | None, output: Path, as_json: bool) -> None:
+@click.pass_context
+def run_command(
+    ctx: click.Context, scenario: str, processes: int | None, output: Path, as_json: bool
+) -> None:
     """Run a scenario of any kind: table, JSON and figures.
 
     SCENARIO is a built-in one (controller lab list) or a TOML file, see
@@ -76,10 +79,12 @@ def run_command(scenario: str, processes: int | None, output: Path, as_json: boo
     \b
       controller lab run mixed-models -o results
     """  # noqa: D301 - \b tells click to keep the lines
-    from controller.lab.kinds import find_scenario, run_scenario
+    from controller.lab.kinds import CLUSTER, find_scenario, run_scenario
     from controller.telemetry.progress import progress_bar
 
     found = find_scenario(scenario)
+    if found.kind != CLUSTER:
+        refuse_options(ctx, f"a {found.kind} scenario runs in one process", "processes")
     prepare(output)
     with progress_bar(found.name) as progress:
         report = run_scenario(found, progress, processes)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from controller.cli_common import JSON_OPTION
-from controller.cli_lab_output import prepare, show
+from controller.cli_lab_output import FOLDER, prepare, show
 
 
 def _degrees(text: str | None) -> tuple[int, ...]:
@@ -19,7 +19,8 @@ def _degrees(text: str | None) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(
-            f"--degrees {text[:80]!r} cannot be read; allowed: numbers and commas, 2,16,255."
+            f"--degrees {text[:80]!r} cannot be read; allowed: numbers and commas, 2,16,255.",
+            "Correct it.",
         ) from None
 
 
@@ -27,7 +28,7 @@ def _degrees(text: str | None) -> tuple[int, ...]:
 @click.argument("scenario", default="incast")
 @click.option("--degrees", metavar="D,D,...", help="Senders, instead of the scenario's.")
 @click.option("--seeds", type=int, metavar="N", help="Instead of the scenario's number.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FOLDER",
+@click.option("-o", "--output", type=FOLDER, metavar="FOLDER",
               help="Write report.json and figures there.")  # fmt: skip
 @JSON_OPTION
 def congestion_command(
@@ -46,14 +47,14 @@ def congestion_command(
     """  # noqa: D301 - \b tells click to keep the lines
     from controller.errors import UsageError
     from controller.lab.congestion_scenario import KIND, load_scenario, run, with_options
-    from controller.lab.kinds import find_scenario
+    from controller.lab.kinds import find_scenario, runs_any
     from controller.telemetry.progress import progress_bar
 
     found = find_scenario(scenario)
     if found.kind != KIND:
         raise UsageError(
             f"{found.path}: key kind is {found.kind!r}; allowed here: {KIND!r}.",
-            f"controller lab run {scenario} runs any kind.",
+            runs_any(scenario),
         )
     loaded = with_options(load_scenario(found.path), _degrees(degrees), seeds)
     prepare(output)

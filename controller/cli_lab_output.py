@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,25 @@ if TYPE_CHECKING:
     from controller.lab.kinds import Report
 
 REPORT = "report.json"
+
+
+class _Folder(click.Path):
+    """A folder's path; an empty one, as of a variable that is not set, is not taken for here."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        from controller.errors import UsageError
+
+        if not str(value):
+            raise UsageError("-o names no folder: it is empty.", "Name one; . is this one.")
+        return super().convert(value, param, ctx)
+
+
+FOLDER = _Folder(path_type=Path)
 
 
 def prepare(output: Path | None) -> None:

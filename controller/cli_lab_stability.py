@@ -100,9 +100,10 @@ def _dcqcn(options: dict[str, Any]) -> StabilityReport:
         raise UsageError(f"--g is {gain:g}; allowed: {MIN_GAIN:.3g} .. 1.", "Correct it.")
     kmax_kb = _number(options, "kmax_kb", KMAX_BYTES / 1000, 0, 1e7)
     kmin_kb = KMIN_BYTES / 1000 if options["kmin_kb"] is None else options["kmin_kb"]
-    if not 0 <= kmin_kb < kmax_kb:
+    # The model marks packets of 1 KB, and a line shorter than one has no slope to speak of.
+    if not 0 <= kmin_kb <= kmax_kb - 1:
         raise UsageError(
-            f"--kmin-kb is {kmin_kb:g}; allowed: 0 .. below --kmax-kb ({kmax_kb:g}).",
+            f"--kmin-kb is {kmin_kb:g}; allowed: 0 .. one below --kmax-kb ({kmax_kb:g}).",
             "Correct one of them.",
         )
     pmax = _number(options, "pmax", PMAX, 0, 1)

@@ -15,7 +15,7 @@ from simulation_tables import ONE_PATH, SCENARIOS
 
 from controller.lab.build import build
 from controller.lab.kinds import load_cluster
-from controller.lab.run import run_cluster, with_options
+from controller.lab.run import run_cluster
 from controller.lab.scenario import ORACLE, ClusterScenario, Network
 from controller.priority.coordination import find_coordinator
 from controller.sim.cluster.engine import simulate_cluster
@@ -57,7 +57,7 @@ def cluster(how: How) -> Iterator[tuple[str, dict[str, Any]]]:
                     policies=tuple(each for each in scenario.policies if each != ORACLE),
                 )
             if how.quick:
-                scenario = with_options(scenario, seeds=2, iterations=2)
+                scenario = replace(scenario, seeds=2, iterations=2, warmup=1)
             yield f"cluster-{name}{suffix}", _compared(scenario, how, f"cluster-{name}{suffix}")
 
 

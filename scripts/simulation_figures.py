@@ -47,17 +47,19 @@ def map_figure(document: Mapping[str, Any]) -> Any:
     )
     figure = Figure(figsize=(9, 2.3 * len(presets) + 0.6), layout="constrained")
     grid = figure.subplots(len(presets), len(windows_us), sharex=True, sharey=True)
+    half_us = (delays_us[1] - delays_us[0]) / 2
     colours = ListedColormap([colour for _, colour in _STATES])
     for line, (name, rows) in zip(grid, presets.items(), strict=True):
         for window, axes in enumerate(line):
-            axes.pcolormesh(
-                range(len(flows)),
-                delays_us,
+            axes.imshow(
                 states(rows, window),
                 cmap=colours,
                 vmin=0,
                 vmax=len(_STATES) - 1,
-                shading="nearest",
+                origin="lower",
+                aspect="auto",
+                interpolation="nearest",
+                extent=(-0.5, len(flows) - 0.5, delays_us[0] - half_us, delays_us[-1] + half_us),
             )
             shown = range(0, len(flows), 3)
             axes.set_xticks(shown, [str(flows[index]) for index in shown])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from controller.congestion.dcqcn import PRESETS
+from controller.congestion.fixed_point import fixed_point
 from controller.congestion.fluid import DcqcnLoop
 from controller.congestion.stability import (
     Stability,
@@ -89,11 +90,12 @@ def margins(_how: How) -> dict[str, Any]:
                     "flows": flows,
                     "delay_us": delay_us,
                     "published_deg": found.published.margin_deg,
+                    "published_stable": found.published.stable,
                     "published_p": found.published.share,
                     "published_q_bytes": found.published.queue_bytes,
                     "published_critical_us": found.published.critical_delay_us,
                     "exact_deg": found.exact.margin_deg,
-                    "p": found.exact.share,
+                    "p": float(fixed_point([loop]).share[0, 0]),
                     "q_bytes": found.exact.queue_bytes,
                     "critical_us": found.exact.critical_delay_us,
                     "stable": found.exact.stable,

@@ -15,15 +15,20 @@ from controller.congestion.stability import dcqcn_stability
 from controller.sim.packets.oscillation import oscillation
 
 MODELS = ("fluid", "flows", "packets")
+# What a receiver does with a mark that comes too soon after a CNP; the live one holds it.
+ECHOES = ("held", "forgotten")
 # The marking line of 40 Gb/s, and the same slope without a step to 1 at Kmax.
 ENDLESS = 100
+# Of packets: so many times the flows, link and thresholds.
+SCALE = 5
 # A queue that moves by less than this share of itself is at rest.
 REST_SHARE = 0.01
 
 
 def queue(how: How) -> dict[str, Any]:
     """What the queue of ten flows does: fluid, flow by flow, packet by packet."""
-    tasks: list[tuple[str, Any]] = [("fluid", how.quick), ("flows", how.quick)]
+    tasks: list[tuple[str, Any]] = [("fluid", how.quick)]
+    tasks += [("flows", (echo, how.quick)) for echo in ECHOES]
     # Long ones first, so that no processor waits for them in the end.
     packets = sorted(_packet_tasks(how.quick), key=lambda entry: -float(entry["scale"]))
     tasks += [("packets", entry) for entry in packets]
@@ -128,13 +133,14 @@ def _queue_figures(queue_bytes: Any, sample_s: float) -> dict[str, Any]:
     }
 
 
-def _flow_rows(quick: bool) -> list[dict[str, Any]]:
+def _flow_rows(task: tuple[str, bool]) -> list[dict[str, Any]]:
     """The built-in scenario `steady`, for ten flows."""
     from controller.lab.congestion_scenario import load_scenario
     from controller.lab.kinds import find_scenario
     from controller.sim.congestion.steady import simulate_steady
     from controller.sim.congestion.steady_experiment import SteadyExperiment
 
+    echo, quick = task
     experiment = load_scenario(find_scenario("steady").path).experiment
     assert isinstance(experiment, SteadyExperiment)
     experiment = replace(
@@ -144,7 +150,7 @@ def _flow_rows(quick: bool) -> list[dict[str, Any]]:
         windows=(False,),
         seeds=1 if quick else 2,
     )
-    conditions = experiment.conditions
+    conditions = replace(experiment.conditions, echo_holds=echo == "held")
     if quick:
         conditions = replace(conditions, seconds=0.02, warmup_s=0.01)
     cases = experiment.cases()
@@ -153,6 +159,7 @@ def _flow_rows(quick: bool) -> list[dict[str, Any]]:
         _row(
             "flows",
             case.delay_ns / US_ns,
+            echo=echo,
             seed=case.seed,
             start="fair share",
             utilisation=outcome.utilisation,
@@ -164,26 +171,23 @@ def _flow_rows(quick: bool) -> list[dict[str, Any]]:
 
 
 def _packet_tasks(quick: bool) -> list[dict[str, Any]]:
-    """Settings of the packet simulator; `alpha` 0: flows start at line rate."""
+    """Settings of the packet simulator; flows start at line rate."""
     seconds = 0.01 if quick else 0.2
 
     def entry(delay_us: float, **more: Any) -> dict[str, Any]:
-        default = {"echo": "forgotten", "line": "paper", "scale": 1, "alpha": 0.0, "seed": 0}
+        default = {"echo": "forgotten", "line": "paper", "scale": 1, "seed": 0}
         return {"delay_us": delay_us, "seconds": seconds, **default, **more}
 
     tasks = [
         entry(delay_us, echo=echo, seed=seed)
-        for echo in ("held", "forgotten")
+        for echo in ECHOES
         for delay_us in (1, QUESTION_us)
         for seed in ((0,) if quick else (0, 1))
     ]
     tasks += [entry(10), entry(25), entry(QUESTION_us, line="endless")]
-    if not quick:
-        # Ten times the flows on ten times the link, begun at the fixed point: what is left of a
-        # swing there is no noise of single packets.
-        alpha = float(start_near([DcqcnLoop(QUESTION_FLOWS)]).alpha[0, 0])
-        tasks.append(entry(QUESTION_us, scale=10, alpha=alpha, seconds=0.06))
-    return tasks
+    # More flows on as many times the link: a swing that stays as large is no noise of packets.
+    long = entry(QUESTION_us, scale=SCALE, seconds=seconds / 2)
+    return [*tasks, long, {**long, "line": "endless"}]
 
 
 def _packet_row(entry: dict[str, Any]) -> dict[str, Any]:
@@ -203,12 +207,11 @@ def _packet_row(entry: dict[str, Any]) -> dict[str, Any]:
             QUESTION_FLOWS,
             round(entry["delay_us"] * US_ns),
             seconds=seconds,
-            warm_up_s=min(seconds / 4, 0.05),
+            warm_up_s=min(seconds, 0.05),
             seed=entry["seed"],
             line=line,
             echo_holds=entry["echo"] == "held",
             scale=entry["scale"],
-            start_alpha=entry["alpha"],
         )
     )
     return _row(
@@ -217,7 +220,7 @@ def _packet_row(entry: dict[str, Any]) -> dict[str, Any]:
         line=entry["line"],
         scale=entry["scale"],
         echo=entry["echo"],
-        start="fixed point" if entry["alpha"] else "line rate",
+        start="line rate",
         seed=entry["seed"],
         utilisation=found.utilisation,
         empty=found.idle_share,

@@ -36,8 +36,8 @@ def _KB(size_bytes: float | None) -> str:
 
 def contradicted(row: Mapping[str, Any]) -> bool:
     """Whether the published margin says another thing than the exact roots."""
-    margin = row["published_deg"]
-    return margin is not None and (margin > 0) != (row["stable"] and not row["missing"])
+    published = row["published_stable"]
+    return published is not None and published != (row["stable"] and not row["missing"])
 
 
 def margins_section(documents: Mapping[str, Any]) -> str:
@@ -142,7 +142,7 @@ def queue_section(documents: Mapping[str, Any]) -> str:
 
 `scripts/simulate queue`; more of it: `controller lab congestion steady`. 40 Gbit/s, Kmin 5 KB, Kmax 200 KB, Pmax 1 %, packets of 1,000 bytes. *Left*: autocorrelation of the
 queue after one period, 1 for a swing that goes on, 0 for noise; above {SWING_LEFT:g} it swings. *Echoes*: what the receiver does with a mark
-that comes less than 50 us after a CNP: it is held until the 50 us are over, or forgotten. *Endless line*: marks go on rising along
+that comes less than 50 us after a CNP: it is held until the 50 us are over, as ours does, or forgotten. *Endless line*: marks go on rising along
 the line beyond Kmax, without the step to 100 % there. q* is the queue of the fixed point.
 
 {table(("model", "begins at", "delay, us", "seeds", "queue, KB", "its std, KB", "link used, %", "left", "Hz", ""), lines, left=2)}"""
@@ -182,29 +182,46 @@ def queue_verdict(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
         )
     endless = _find(rows, "fluid", line="endless", **at)
     parts += [f"* without the step at Kmax it {_does(row)} from {row['start']}" for row in endless]
-    flows = _find(rows, "flows")
-    parts.append("* flow by flow it " + _by_delay(flows))
-    for echo in ("forgotten", "held"):
-        packets = _find(rows, "packets", echo=echo, start="line rate")
-        parts.append(f"* packet by packet, echoes {echo}, it {_by_delay(packets)}")
+    for model, name in (("flows", "flow by flow"), ("packets", "packet by packet")):
+        for echo in dict.fromkeys(row["echo"] for row in rows if row["model"] == model):
+            parts.append(f"* {name}, echoes {echo}, it {_by_delay(_find(rows, model, echo=echo))}")
     for row in _find(rows, "packets", line="endless", **at):
         parts.append(f"* packet by packet without the step at Kmax it {_does(row)}")
-    for row in rows:
-        if row["scale"] > 1:
-            parts.append(
-                f"* {row['scale']} times the flows on {row['scale']} times the link, begun at the fixed point, where noise of single "
-                f"packets is {row['scale'] ** 0.5:.1f} times smaller: it {_does(row)} ({row['left']:.2f} left)"
-            )
-    large = [row for row in rows if row["scale"] > 1 and swings(row)]
+    pairs = _scaled(rows)
+    for large, small in pairs:
+        parts.append(
+            f"* {large['scale']} times the flows on {large['scale']} times the link, where noise of single packets is {large['scale'] ** 0.5:.1f} times smaller"
+            f"{', without that step' if large['line'] == 'endless' else ''}: the queue's std is {_KB(large['queue_std_bytes'])} KB, beside {_KB(small['queue_std_bytes'])} KB"
+        )
     disputed = document["published_deg"] < 0 < document["exact_deg"]
-    if disputed and large and all(swings(row) for row in _find(rows, "flows", **at)):
+    sustained = [large["line"] for large, small in pairs if is_sustained(large, small)]
+    if disputed and sustained and all(swings(row) for row in _find(rows, "flows", **at)):
+        causes = ["noise"] + ["the step at Kmax alone"] * ("endless" in sustained)
         parts += [
             "",
-            "**The fixed point is stable on paper, and real flows do not stay there.** Noise is not what keeps the swing going, nor the step "
-            "at Kmax alone. What the fluid model averages out, CNPs 50 us apart and a timer of each flow, acts like more delay in the "
-            "loop. The published verdict (unstable) is wrong about the model and right about the port.",
+            f"**The fixed point is stable on paper, and real flows do not stay there.** What keeps them swinging is not {' nor '.join(causes)}. "
+            "What the fluid model averages out, CNPs 50 us apart and a timer of each flow, acts like more delay in the loop. The published "
+            "verdict (unstable) is wrong about the model and right about the port.",
         ]
     return "\n".join(parts)
+
+
+def _scaled(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Runs of more flows, each with that of as many as asked for."""
+    alike = ("model", "line", "echo", "delay_us", "start")
+    return [
+        (large, small)
+        for large in rows
+        for small in rows
+        if large["scale"] > 1 == small["scale"] and all(large[key] == small[key] for key in alike)
+    ]
+
+
+def is_sustained(large: Mapping[str, Any], small: Mapping[str, Any]) -> bool:
+    """Whether a swing is as large with more flows; as noise it would shrink by their root."""
+    as_noise_bytes = small["queue_std_bytes"] / large["scale"] ** 0.5
+    middle_bytes = (as_noise_bytes + small["queue_std_bytes"]) / 2
+    return swings(large) and bool(large["queue_std_bytes"] > middle_bytes)
 
 
 def _by_delay(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -41,11 +41,25 @@ def cycle_alpha(loop: DcqcnLoop) -> tuple[float, float]:
     return alpha, (2 + per_alpha * alpha) * unit_s
 
 
+def without_formula(loop: DcqcnLoop) -> str:
+    """Why the published formula says nothing about a loop; empty: it does."""
+    law = loop.parameters
+    if loop.flows == 1:
+        return "one flow has nothing to converge to"
+    if law.timer_ns != law.alpha_update_ns:
+        return (
+            f"the formula is for increases as often as updates of alpha, not each "
+            f"{law.timer_ns / 1e3:g} and {law.alpha_update_ns / 1e3:g} us"
+        )
+    return ""
+
+
 def convergence_s(loop: DcqcnLoop) -> float:
     """Time until the rates of flows differ by less than 10 % of the fair share.
 
     An upper bound for a difference that begins as large as the link: alpha is taken as small as
-    it gets, and marks as beginning at Kmax only. Needs no fixed point and knows no delay.
+    it gets, and marks as beginning at Kmax only. Needs no fixed point and knows no delay. Of
+    loops that `without_formula` names it means nothing.
     """
     alpha, cycle_s = cycle_alpha(loop)
     return cycle_s * math.log(EQUAL_SHARE / loop.flows) / math.log1p(-alpha / 2)

@@ -75,7 +75,12 @@ class DcqcnLoop:
             ("flows", 1 <= self.flows <= MAX_FLOWS, f"1 .. {MAX_FLOWS}"),
             ("delay_ns", 0 <= self.delay_ns <= 1e9, "0 .. 1e9 ns"),
             ("kmin_bytes", self.kmin_bytes >= 0, "0 and more"),
-            ("kmax_bytes", self.kmax_bytes > self.kmin_bytes, "above kmin_bytes"),
+            # The queue moves in packets: on a shorter line no slope is what it meets.
+            (
+                "kmax_bytes",
+                self.kmax_bytes >= self.kmin_bytes + self.packet_bytes,
+                "a packet above kmin_bytes at least",
+            ),
             ("pmax", 0 < self.pmax <= 1, "above 0, at most 1"),
             ("window_ns", 0 <= self.window_ns <= 1e9, "0 .. 1e9 ns"),
             ("window_slots", self.window_slots >= 1, "1 and more"),

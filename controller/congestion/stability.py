@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from controller.congestion.convergence import convergence_s
+from controller.congestion.convergence import convergence_s, without_formula
 from controller.congestion.fixed_point import approximate_share, fixed_point, line_queue_bytes
 from controller.congestion.fluid import DcqcnLoop, constants
 from controller.congestion.linear import (
@@ -45,7 +45,9 @@ class Published:
     """What the published method says.
 
     `share`, `queue_bytes`: its fixed point (TIMELY has no share); `margin_deg`: None where its
-    gain never is 1, or its p* no probability; `convergence_s`: None for one TIMELY flow.
+    gain never is 1, or its p* no probability; `stable`: the margin is above 0 and the delay below
+    the critical one, for margins are known up to whole turns only (None: no margin);
+    `convergence_s`: None where the formula says nothing, and `no_convergence` says why.
     """
 
     share: float | None
@@ -53,6 +55,8 @@ class Published:
     margin_deg: float | None
     critical_delay_us: float | None
     convergence_s: float | None
+    stable: bool | None = None
+    no_convergence: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Exact:
     Attributes
     ----------
     share
-        Share of packets marked at the fixed point; None: TIMELY has none.
+        Share of packets marked at the fixed point; None: there is none, or no marks (TIMELY).
     queue_bytes
         None where there is no fixed point.
     missing
@@ -75,7 +79,8 @@ class Exact:
     margin_deg
         Phase margin of the exact loop gain at this delay.
     rightmost
-        The rightmost root, in 1/s; None without a fixed point.
+        The rightmost root, in 1/s; None without a fixed point, and at delays above
+        `LONGEST_DELAY_US`: of that many roots side by side collocation tells the sign only.
     """
 
     share: float | None
@@ -139,8 +144,16 @@ def _exact(
         stable=rightmost.real < 0,
         critical_delay_us=critical_delay_us(modes),
         margin_deg=phase_margin_deg(delayed[0]),
-        rightmost=rightmost,
+        rightmost=rightmost if delay_s * _US_PER_S <= LONGEST_DELAY_US else None,
     )
+
+
+def _published_verdict(
+    margin_deg: float | None, critical_us: float | None, delay_us: float
+) -> bool | None:
+    if margin_deg is None:
+        return None
+    return margin_deg > 0 and (critical_us is None or delay_us < critical_us)
 
 
 def dcqcn_stability(loop: DcqcnLoop) -> Stability:
@@ -156,12 +169,15 @@ def dcqcn_stability(loop: DcqcnLoop) -> Stability:
         system = common_mode(published_jacobian(loop), _without_window(loop))
         margin = phase_margin_deg(system.later(delay_s))
         critical_us = critical_delay_us([system])
+    no_convergence = without_formula(loop)
     published = Published(
         share=float(approximation[0, 0]),
         queue_bytes=float(line_queue_bytes(approximation, of)[0, 0]),
         margin_deg=margin,
         critical_delay_us=critical_us,
-        convergence_s=convergence_s(loop),
+        convergence_s=None if no_convergence else convergence_s(loop),
+        stable=_published_verdict(margin, critical_us, delay_s * _US_PER_S),
+        no_convergence=no_convergence,
     )
     rest = fixed_point([loop])
     share, queue = float(rest.share[0, 0]), float(rest.queue_bytes[0, 0])
@@ -170,7 +186,7 @@ def dcqcn_stability(loop: DcqcnLoop) -> Stability:
             f"p* = {share:.4g} is above Pmax = {loop.pmax:g}: up to Kmax no queue gives as many "
             "marks, above it all packets are marked"
         )
-        return Stability(published, Exact(share, None, missing, False, None, None, None))
+        return Stability(published, Exact(None, None, missing, False, None, None, None))
     return Stability(published, _exact(exact_modes(loop), delay_s, share, queue))
 
 
@@ -182,12 +198,17 @@ def timely_stability(loop: TimelyLoop) -> Stability:
     """Stability of patched TIMELY's fixed point; the loop delay that counts is propagation."""
     delay_s, queue = loop.delay_ns * _NS, fixed_queue_bytes(loop)
     published_system = linearised(loop, PUBLISHED_WEIGHT_SLOPE)
+    margin = phase_margin_deg(published_system.later(delay_s))
+    critical_us = critical_delay_us([published_system])
+    convergence = timely_convergence_s(loop)
     published = Published(
         share=None,
         queue_bytes=queue,
-        margin_deg=phase_margin_deg(published_system.later(delay_s)),
-        critical_delay_us=critical_delay_us([published_system]),
-        convergence_s=timely_convergence_s(loop),
+        margin_deg=margin,
+        critical_delay_us=critical_us,
+        convergence_s=convergence,
+        stable=_published_verdict(margin, critical_us, delay_s * _US_PER_S),
+        no_convergence="" if convergence else "one flow has nothing to converge to",
     )
     if not has_fixed_point(loop):
         missing = (

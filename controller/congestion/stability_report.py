@@ -12,6 +12,16 @@ from controller.congestion.stability import LONGEST_DELAY_US, MarginStep, Stabil
 from controller.units import format_bytes, format_duration
 
 _COLUMNS = (20, 14)
+_NO_GAIN = "the loop's gain is 1 at no frequency"
+# Of `exact`: null where there is no fixed point.
+_OF_FIXED_POINT = (
+    "p",
+    "q_bytes",
+    "critical_delay_us",
+    "phase_margin_deg",
+    "rightmost_per_s",
+    "rightmost_rad_per_s",
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class StabilityReport:
             "convergence_s": published.convergence_s,
             "fixed_point": {"p": published.share, "q_bytes": published.queue_bytes},
             "published_critical_delay_us": published.critical_delay_us,
+            "published_stable": published.stable,
             "exact": {
                 "p": exact.share,
                 "q_bytes": exact.queue_bytes,
@@ -74,22 +85,34 @@ class StabilityReport:
         """Why a key of the document is null."""
         published, exact = self.result.published, self.result.exact
         reasons = {}
+        longest = f"{LONGEST_DELAY_US / 1000:g} ms"
+        no_delay = f"no delay up to {longest} makes the loop unstable"
         if published.margin_deg is None:
-            reasons["phase_margin_deg"] = (
-                "the loop's gain is 1 at no frequency"
+            why = (
+                _NO_GAIN
                 if published.share is None or published.share < 1
                 else f"the published approximation gives p* = {published.share:.3g}"
             )
+            reasons["phase_margin_deg"] = reasons["published_stable"] = why
+            if published.critical_delay_us is None:
+                reasons["published_critical_delay_us"] = why
+        elif published.critical_delay_us is None:
+            reasons["published_critical_delay_us"] = no_delay
         if published.convergence_s is None:
-            reasons["convergence_s"] = "one flow has nothing to converge to"
+            reasons["convergence_s"] = published.no_convergence
         if self.model == "timely":
-            reasons["fixed_point.p"] = "TIMELY marks no packets"
+            reasons["fixed_point.p"] = reasons["exact.p"] = "TIMELY marks no packets"
         if exact.missing:
-            reasons["exact.q_bytes"] = exact.missing
-        elif exact.critical_delay_us is None:
-            reasons["exact.critical_delay_us"] = (
-                f"no delay up to {LONGEST_DELAY_US / 1000:g} ms makes the loop unstable"
-            )
+            for key in _OF_FIXED_POINT:
+                reasons.setdefault(f"exact.{key}", exact.missing)
+            return reasons
+        if exact.critical_delay_us is None:
+            reasons["exact.critical_delay_us"] = no_delay
+        if exact.margin_deg is None:
+            reasons["exact.phase_margin_deg"] = _NO_GAIN
+        if exact.rightmost is None:
+            for key in ("rightmost_per_s", "rightmost_rad_per_s"):
+                reasons[f"exact.{key}"] = f"single roots are told apart up to a delay of {longest}"
         return reasons
 
     def text(self) -> str:
@@ -104,7 +127,7 @@ class StabilityReport:
             _row("phase margin", _degrees(margin), _degrees(exact.margin_deg)),
             _row(
                 "verdict",
-                "-" if margin is None else ("stable" if margin > 0 else "unstable"),
+                "-" if margin is None else ("stable" if published.stable else "unstable"),
                 ("stable" if exact.stable else "unstable")
                 if not exact.missing
                 else "no fixed point",
@@ -124,12 +147,19 @@ class StabilityReport:
         if exact.missing:
             return _wrapped(f"No fixed point: {exact.missing}. The queue cycles instead.")
         root = exact.rightmost
-        assert root is not None  # there is a fixed point
+        if root is None:
+            return _wrapped(f"Small disturbances {'die out' if exact.stable else 'grow'}.")
         way = "die out" if root.real < 0 else "grow"
         lines = f"Small disturbances {way} at {abs(root.real):.4g} /s"
         if root.imag:
             lines += f", at {abs(root.imag) / (2 * math.pi):.4g} Hz"
-        lines += ". Large ones are another matter: the queue then leaves the marking line."
+        # Where the linearised equations end.
+        leaves = (
+            "the RTT then leaves the range from T_low to T_high"
+            if self.model == "timely"
+            else "the queue then leaves the marking line"
+        )
+        lines += f". Large ones are another matter: {leaves}."
         return _wrapped(lines)
 
 
@@ -150,7 +180,7 @@ def _size(size_bytes: float | None) -> str:
 
 
 def _degrees(margin: float | None) -> str:
-    return "-" if margin is None else f"{margin:.2f} deg"
+    return "-" if margin is None else f"{margin:z.2f} deg"
 
 
 def _seconds(time_s: float | None) -> str:

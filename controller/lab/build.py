@@ -10,14 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from controller.errors import UsageError
 from controller.lab.scenario import RANDOM, ClusterScenario, JobSpec
 from controller.sim.cluster.course import Course
 from controller.sim.cluster.jobs import ClusterJob
 from controller.sim.cluster.placement import place
+from controller.units import format_duration
 
 # Tells the stream of begins from that of compute times, which has the same seed and name.
 _BEGINS = 2
 MAX_SHOWN = 8
+# Of all jobs of a seed: hours for each policy already, and each iteration is kept until the end.
+MAX_TOTAL_ITERATIONS = 5_000_000
+# Times are floats of ns: up to here they are exact to 2 ns, far below every time of the models.
+MAX_END_ns = 1e16
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,22 +63,31 @@ def build(scenario: ClusterScenario, seed: int) -> Setup:
         What is to be simulated.
     seed
         From 0.
+
+    Raises
+    ------
+    UsageError
+        Jobs do not fit the network, or it would take for ever: see `MAX_TOTAL_ITERATIONS` and
+        `MAX_END_ns`.
     """
     fabric = scenario.network.fabric
-    jobs, periods, asked = [], {}, {}
+    jobs, periods = [], {}
+    asked_Bps, used = np.zeros(fabric.links), {}
     for job in _placed(scenario, seed):
         course = Course(job, fabric, scenario.conditions.qps_per_peer, seed)
         mean = sum(job.factors) / len(job.factors) if job.factors else 1.0
         period_ns = float(course.undisturbed([mean]).duration_ns[0])
         periods[job.name] = period_ns
-        asked[job.name] = _asked_Bps(course, period_ns, fabric.links)
+        rates_Bps = _asked_Bps(course, period_ns, fabric.links)
+        asked_Bps += rates_Bps
+        used[job.name] = np.flatnonzero(rates_Bps)
         if scenario.start == RANDOM:
             first_ns = float(_begins(seed, job.name).uniform(0, period_ns))
             job = replace(job, arrival_ns=job.arrival_ns + first_ns)
         jobs.append(job)
-    link_load = sum(asked.values(), np.zeros(fabric.links)) / fabric.capacity_Bps
+    link_load = asked_Bps / fabric.capacity_Bps
     hottest = int(link_load.argmax())
-    shown = [name for name, rates_Bps in asked.items() if rates_Bps[hottest] > 0]
+    shown = [name for name, links in used.items() if hottest in links]
     return Setup(
         tuple(jobs),
         periods,
@@ -152,7 +167,8 @@ def _until(
     scenario: ClusterScenario, jobs: list[ClusterJob], period_ns: Mapping[str, float]
 ) -> dict[str, int]:
     """Iterations of each job: as many as there is time for, one after the warm-up at least."""
-    end_ns = (scenario.warmup + scenario.iterations) * max(period_ns.values())
+    longest = max(period_ns, key=lambda name: period_ns[name])
+    end_ns = (scenario.warmup + scenario.iterations) * period_ns[longest]
     until = {}
     for job in jobs:
         fitting = round((end_ns - job.arrival_ns) / period_ns[job.name])
@@ -160,4 +176,23 @@ def _until(
             fitting = min(fitting, job.iterations)
         # Who comes too late for that holds up the end.
         until[job.name] = max(1 + scenario.warmup, fitting)
+        own_end_ns = job.arrival_ns + until[job.name] * period_ns[job.name]
+        if max(end_ns, own_end_ns) > MAX_END_ns:
+            slow = job.name if own_end_ns > end_ns else longest
+            raise UsageError(
+                f"Job {slow} ends {format_duration(max(end_ns, own_end_ns))} after the begin, with "
+                f"a period of {format_duration(period_ns[slow])}; allowed: up to "
+                f"{format_duration(MAX_END_ns)}.",
+                "Use fewer iterations, a shorter period or an earlier arrival.",
+            )
+    total = sum(until.values())
+    if total > MAX_TOTAL_ITERATIONS:
+        most = max(until, key=lambda name: until[name])
+        raise UsageError(
+            f"All jobs together have {total:,} iterations, of which {until[most]:,} are of job "
+            f"{most} with a period of {format_duration(period_ns[most])}, in the time that job "
+            f"{longest} needs for its own of {format_duration(period_ns[longest])}; allowed: "
+            f"{MAX_TOTAL_ITERATIONS:,}.",
+            "Use fewer iterations or jobs, or periods nearer to each other.",
+        )
     return until

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from controller.congestion.timely_flows import TimelyParameters
 from controller.sim.congestion.experiment import FIGURES, STANDARD, IncastTable
-from controller.sim.congestion.steady_experiment import SteadyRow, SteadyTable
+from controller.sim.congestion.steady_experiment import SteadyExperiment, SteadyRow, SteadyTable
 from controller.sim.intervals import Estimate
 from controller.units import format_bytes, format_duration, format_rate
 
@@ -17,10 +18,10 @@ from controller.units import format_bytes, format_duration, format_rate
 TARGET_PERCENT = 35.0
 # Beside stability: figures of `IncastOutcome`, their titles, what their numbers are divided by.
 _OTHERS = (
-    ("job_stability", "Throughput stability of each job, mean", 1.0, ".3f"),
-    ("flow_stability", "Throughput stability of each flow, mean", 1.0, ".3f"),
-    ("utilisation", "Utilisation of the port while a window is open", 1.0, ".3f"),
-    ("jain", "Jain's index of the flows in a bin", 1.0, ".3f"),
+    ("job_stability", "Throughput stability of each job, mean", 1.0, "z.3f"),
+    ("flow_stability", "Throughput stability of each flow, mean", 1.0, "z.3f"),
+    ("utilisation", "Utilisation of the port while a window is open", 1.0, "z.3f"),
+    ("jain", "Jain's index of the flows in a bin", 1.0, "z.3f"),
     ("queue_p99_bytes", "Queue, p99, KB", 1e3, ".0f"),
     ("window_mean_ns", "Length of a window, mean, ms", 1e6, ".2f"),
     ("window_slowest_ns", "Length of a window, slowest 10 %, ms", 1e6, ".2f"),
@@ -88,15 +89,21 @@ class IncastReport:
         lines += self._block(
             "Throughput stability of the port: 1 - CoV of its bins",
             variants,
-            lambda degree, variant: _number(table.estimate(degree, variant, "stability"), ".3f"),
+            lambda degree, variant: _number(table.estimate(degree, variant, "stability"), "z.3f"),
         )
         lines += self._block(
             f"Change against {STANDARD}, % (most: where stability is 1)",
             ["most", *self._compared],
             self._change,
+            self._mean_change,
         )
-        means = [_number(table.mean_change(name, "stability"), "+.1f") for name in self._compared]
-        lines += [_row("mean", part) for part in _lines(["", *means])][:1]
+        if not all(
+            table.estimate(degree, variant, "stability")
+            for degree in table.experiment.degrees
+            for variant in variants
+        ):
+            bin_ns = format_duration(table.experiment.conditions.bin_ns)
+            lines += ["", f"-: no two bins of {bin_ns} with a window open all through them"]
         for name, title, unit, form in _OTHERS:
             if self._is_measured(name):
                 lines += self._block(title, variants, self._other(name, unit, form))
@@ -126,7 +133,12 @@ class IncastReport:
     def _change(self, degree: int, column: str) -> str:
         if column == "most":
             return _plus(self.table.possible_change(degree))
-        return _number(self.table.change(degree, column, "stability"), "+.1f")
+        return _number(self.table.change(degree, column, "stability"), "+z.1f")
+
+    def _mean_change(self, column: str) -> str:
+        if column == "most":
+            return ""
+        return _number(self.table.mean_change(column, "stability"), "+z.1f")
 
     def _is_measured(self, name: str) -> bool:
         experiment = self.table.experiment
@@ -144,13 +156,19 @@ class IncastReport:
         return cell
 
     def _block(
-        self, title: str, columns: Sequence[str], cell: Callable[[int, str], str]
+        self,
+        title: str,
+        columns: Sequence[str],
+        cell: Callable[[int, str], str],
+        mean: Callable[[str], str] | None = None,
     ) -> list[str]:
         lines = []
         for part in _lines(columns):
             lines += ["", title, _row("degree", part)]
             for degree in self.table.experiment.degrees:
                 lines.append(_row(str(degree), [cell(degree, column) for column in part]))
+            if mean:
+                lines.append(_row("mean", [mean(column) for column in part]))
         return lines
 
     def figures(self, folder: Path) -> list[Path]:
@@ -188,7 +206,8 @@ class SteadyReport:
             "kind": "congestion",
             "experiment": "steady",
             "seeds": experiment.seeds,
-            "setting": _plain(asdict(experiment.conditions)),
+            "model": _model(experiment),
+            "setting": _steady_setting(experiment),
             "rows": rows,
         }
 
@@ -197,14 +216,17 @@ class SteadyReport:
         experiment = self.table.experiment
         conditions = experiment.conditions
         lines = [
-            f"Long flows into {format_rate(conditions.parameters.link_Bps)}, "
+            f"Long flows of {_model(experiment)} into "
+            f"{format_rate(conditions.parameters.link_Bps)}, "
             f"{conditions.seconds:g} s, {experiment.seeds} seed(s), queue ± 95 %",
             "left: autocorrelation of the queue one period later",
             "",
             f"{'marks':>8}{'flows':>6}{'delay':>8}{'queue, KB':>14}{'std, KB':>8}"
             f"{'empty':>7}{'used':>7}{'Hz':>6}{'left':>6}  ",
         ]
-        return "\n".join(lines + [_steady_line(row) for row in self.table.rows()])
+        return "\n".join(
+            lines + [_steady_line(row, _model(experiment)) for row in self.table.rows()]
+        )
 
     def figures(self, folder: Path) -> list[Path]:
         """See `controller.lab.kinds.Report`."""
@@ -213,13 +235,30 @@ class SteadyReport:
         return draw_steady(self.table, folder)
 
 
-def _steady_line(row: SteadyRow) -> str:
+def _model(experiment: SteadyExperiment) -> str:
+    is_timely = isinstance(experiment.conditions.parameters, TimelyParameters)
+    return "timely" if is_timely else "dcqcn"
+
+
+def _steady_setting(experiment: SteadyExperiment) -> Any:
+    setting = _plain(asdict(experiment.conditions))
+    if _model(experiment) == "timely":
+        for key in ("kmin_bytes", "kmax_bytes", "pmax", "echo_holds"):
+            del setting[key]
+    return setting
+
+
+def _steady_line(row: SteadyRow, model: str) -> str:
     half = row.queue_bytes.half_width
-    queue = f"{row.queue_bytes.mean / 1e3:.1f}" + (f" ±{half / 1e3:.1f}" if half else "")
+    # A queue without bound may take any number of digits; five of them say enough.
+    digits = ".1f" if row.queue_bytes.mean + (half or 0) < 1e7 else ".4g"
+    queue = f"{row.queue_bytes.mean / 1e3:{digits}}" + (f" ±{half / 1e3:{digits}}" if half else "")
+    spread = f"{row.queue_std_bytes / 1e3:{'.1f' if row.queue_std_bytes < 1e7 else '.3g'}}"
+    marks = "none" if model == "timely" else "window" if row.window else "instant"
     return (
-        f"{'window' if row.window else 'instant':>8}{row.flows:>6}"
-        f"{format_duration(row.delay_ns):>8}{queue:>14}{row.queue_std_bytes / 1e3:>8.1f}"
-        f"{row.empty:>7.1%}{row.utilisation:>7.3f}{row.dominant_hz:>6.0f}{row.correlation:>6.2f}"
+        f"{marks:>8}{row.flows:>6}"
+        f"{format_duration(row.delay_ns):>8}{queue:>14}{spread:>8}"
+        f"{row.empty:>7.1%}{row.utilisation:>7.3f}{row.dominant_hz:>6.0f}{row.correlation:>z6.2f}"
         f"  {'swings' if row.oscillates else 'settles'}"
     )
 
@@ -241,7 +280,7 @@ def _number(found: Estimate | None, form: str) -> str:
 
 
 def _plus(value: float) -> str:
-    return format(value, "+.1f") if math.isfinite(value) else "-"
+    return format(value, "+z.1f") if math.isfinite(value) else "-"
 
 
 def _finite(value: float) -> float | None:

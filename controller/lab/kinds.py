@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from controller import lab
 from controller.config_reader import read_document
@@ -15,8 +15,10 @@ from controller.errors import UsageError
 from controller.lab import reading
 from controller.lab.scenario import ClusterScenario
 
+if TYPE_CHECKING:
+    from controller.sim.cluster.simulation import Progress
+
 CLUSTER, CONGESTION = KINDS = (reading.KIND, "congestion")
-Progress = Callable[[int, int], None]
 
 
 class Report(Protocol):
@@ -104,10 +106,15 @@ def load_cluster(text: str) -> ClusterScenario:
     if found.kind != CLUSTER:
         raise UsageError(
             f"{found.path}: key kind is {found.kind!r}; allowed here: {CLUSTER!r}.",
-            f"controller lab run {text} runs any kind.",
+            runs_any(text),
         )
     document = read_document(found.path, reading.KEYS)
     return reading.read_cluster(found.path, document, found.name)
+
+
+def runs_any(text: str) -> str:
+    """What to do with a scenario of another kind than a command's."""
+    return f"controller lab run {text} -o FOLDER runs any kind."
 
 
 def run_scenario(found: ScenarioFile, progress: Progress, processes: int | None = None) -> Report:
@@ -138,7 +145,16 @@ def run_scenario(found: ScenarioFile, progress: Progress, processes: int | None 
 
 def _peek(path: Path) -> ScenarioFile:
     document = read_document(path, _keys())
+    foreign = [key for key in document if key not in reading.KEYS]
+    if foreign and "kind" not in document:
+        raise UsageError(
+            f"{path}: key kind is missing, and key {foreign[0]} is none of a {CLUSTER} scenario; "
+            f"allowed: {', '.join(KINDS)}.",
+            f'Write kind = "{CONGESTION}" at its top.',
+        )
     kind = document.get("kind", CLUSTER)
     if kind not in KINDS:
-        raise UsageError(f"{path}: key kind is {kind!r}; allowed: {', '.join(KINDS)}.")
+        raise UsageError(
+            f"{path}: key kind is {kind!r}; allowed: {', '.join(KINDS)}.", "Correct it."
+        )
     return ScenarioFile(path.stem, path, kind, str(document.get("about", "")))

@@ -20,7 +20,12 @@ from controller.lab.scenario import (
     ClusterScenario,
     Network,
 )
-from controller.sim.cluster.outcome import CLASSES_SHARING, SHARINGS, ClusterConditions
+from controller.sim.cluster.outcome import (
+    CLASSES_SHARING,
+    DCQCN_SHARING,
+    SHARINGS,
+    ClusterConditions,
+)
 from controller.sim.cluster.placement import RANDOM as RANDOM_PLACEMENT
 from controller.sim.cluster.placement import WAYS
 from controller.sim.cluster.topology import LeafSpine
@@ -75,9 +80,11 @@ def read_cluster(path: Path, document: Mapping[str, Any], name: str) -> ClusterS
     fabric_table = top.raw("topology", None)
     conditions_table = top.raw("conditions", {})
     if fabric_table is None:
-        raise UsageError(f"{path}: key topology is missing; allowed: a table [topology].")
+        raise UsageError(
+            f"{path}: key topology is missing; allowed: a table [topology].", "Add it."
+        )
     if not isinstance(entries, list) or not entries:
-        raise UsageError(f"{path}: key job is missing; allowed: [[job]] entries.")
+        raise UsageError(f"{path}: key job is missing; allowed: [[job]] entries.", "Add one.")
     jitter = top.share("jitter", DEFAULT_JITTER)
     values: dict[str, Any] = {
         "name": name,
@@ -107,7 +114,8 @@ def read_cluster(path: Path, document: Mapping[str, Any], name: str) -> ClusterS
 def _policies(path: Path, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise UsageError(
-            f"{path}: key policies is {value!r}; allowed: a list of {', '.join(KNOWN_POLICIES)}."
+            f"{path}: key policies is {value!r}; allowed: a list of {', '.join(KNOWN_POLICIES)}.",
+            "Correct it.",
         )
     return tuple(value)
 
@@ -146,5 +154,11 @@ def _conditions(section: Section) -> ClusterConditions:
         "qps_per_peer": section.integer("qps_per_peer", usual.qps_per_peer, 1, _MAX_QPS),
     }
     section.finish()
+    if values["raise_bytes"] and values["sharing"] == DCQCN_SHARING:
+        raise UsageError(
+            f'{section.where("raise")} is given beside sharing = "{DCQCN_SHARING}", where no class '
+            "rises; allowed: one of both.",
+            "Leave one of them out.",
+        )
     with told_with(section.label):
         return ClusterConditions(**values)

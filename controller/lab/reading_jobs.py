@@ -128,11 +128,13 @@ def _shape(section: Section, folder: Path) -> _Shape:
     microbatches = section.integer("microbatches", None, 1, 100_000)
     if microbatches is not None and model_name is None:
         raise UsageError(
-            f"{section.where('microbatches')} is given without a model; allowed: with one only."
+            f"{section.where('microbatches')} is given without a model; allowed: with one only.",
+            "Leave it out, or name a model.",
         )
     if trace is not None and factors is not None:
         raise UsageError(
-            f"{section.where('factors')} is given beside a trace; allowed: one of both."
+            f"{section.where('factors')} is given beside a trace; allowed: one of both.",
+            "Leave one of them out.",
         )
     numbers = _factors(section, factors)
     if model_name is not None:
@@ -195,10 +197,14 @@ def _times_and_bytes(
         other = "compute" if compute_ns is not None else "bytes"
         raise UsageError(
             f"{section.where('period')} is given beside {other}; allowed: period and share, or "
-            "compute and bytes."
+            "compute and bytes.",
+            f"Leave period or {other} out.",
         )
     if share is not None and nbytes is not None:
-        raise UsageError(f"{section.where('share')} is given beside bytes; allowed: one of both.")
+        raise UsageError(
+            f"{section.where('share')} is given beside bytes; allowed: one of both.",
+            "Leave one of them out.",
+        )
     if period_ns is not None:
         share = share or shape.share
         if share is None:
@@ -209,7 +215,8 @@ def _times_and_bytes(
     if not compute_ns:
         raise UsageError(
             f"{section.label} has no compute time; allowed: a model, a trace, compute and bytes, "
-            "or period and share."
+            "or period and share.",
+            "Add one of these.",
         )
     if share is not None:
         window_ns = compute_ns * share / (1 - share)
@@ -219,7 +226,8 @@ def _times_and_bytes(
     if not nbytes:
         raise UsageError(
             f"{section.label} has no gradient; allowed: a model, bytes, a share, or a trace that "
-            "tells them."
+            "tells them.",
+            "Add one of these.",
         )
     return compute_ns * forward, compute_ns * (1 - forward), nbytes
 
@@ -239,4 +247,4 @@ def _wrong(section: Section, key: str, value: Any, allowed: str) -> UsageError:
     text = repr(value)
     if len(text) > 80:
         text = f"{text[:80]}..."
-    return UsageError(f"{section.where(key)} is {text}; allowed: {allowed}.")
+    return UsageError(f"{section.where(key)} is {text}; allowed: {allowed}.", "Correct it.")

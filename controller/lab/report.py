@@ -214,4 +214,4 @@ def _half_widths(figures: Mapping[str, Estimate]) -> dict[str, float | None]:
 
 def _rounded(value: float) -> float:
     """Six significant digits: more is noise, and differs between machines."""
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") + 0.0  # no -0.0

@@ -89,13 +89,16 @@ def _foot(report: ClusterReport) -> str:
     lines = ["alone: the same iterations, had nobody disturbed them; no policy can beat that"]
     if ORACLE in report.by_policy:
         chosen = sorted({run.order for run in report.by_policy[ORACLE]})
-        lines.append(f"oracle: best of some orders that know everything ({', '.join(chosen)})")
+        lines.append(f"oracle: best of what is known on each seed ({', '.join(chosen)})")
+    if report.scenario.ignored:
+        lines.append("DCQCN: classes, floors and shares do nothing; weights scale increases")
     return "\n".join(textwrap.fill(line, _WIDTH) for line in lines)
 
 
 def _table(rows: list[list[str]], width: int) -> str:
     return "\n".join(
-        f"{name:{_NAME}}{''.join(f'{cell:>{width}}' for cell in cells)}".rstrip()
+        # The space keeps cells apart that are as wide as their column.
+        f"{name:{_NAME}}{''.join(f' {cell:>{width - 1}}' for cell in cells)}".rstrip()
         for name, *cells in rows
     )
 
@@ -103,11 +106,10 @@ def _table(rows: list[list[str]], width: int) -> str:
 def _figure(key: str, value: float) -> str:
     if key == "utilisation":
         return f"{100 * value:.2f}"
-    if key == "worst_slowdown":
-        return f"{value:.3f}"
-    # Four significant digits, and never an exponent.
+    # Four significant digits, and no exponent where there is room for all.
     digits = next(count for count in range(4) if value * 10**count >= 1000 or count == 3)
-    return f"{value:.{digits}f}"
+    text = f"{value:.{3 if key == 'worst_slowdown' else digits}f}"
+    return text if len(text) < _FIGURE_WIDTH else f"{value:.3e}"
 
 
 def _change(change: Estimate | None) -> str:
@@ -116,7 +118,7 @@ def _change(change: Estimate | None) -> str:
     mean, half_width = 100 * change.mean, 100 * (change.half_width or 0.0)
     # Where tenths are uncertain they are noise, and would not fit the column.
     digits = int(abs(mean) < 99.95 and half_width < 9.95)
-    text = f"{mean:+.{digits}f}"
+    text = f"{mean:+z.{digits}f}"
     return text if change.half_width is None else f"{text} ±{half_width:.{digits}f}"
 
 

@@ -6,18 +6,19 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import resource_tracker
 
 from controller.errors import StellarError
 from controller.lab.report import ClusterReport
 from controller.lab.scenario import ClusterScenario
 from controller.lab.tasks import Run, Task, simulate, with_best_known
+from controller.sim.cluster.simulation import Progress
 
-# Called with what is done and what there is to do.
-Progress = Callable[[int, int], None]
 # Steps of the progress for each task: a long one shows that it moves.
 _STEPS = 1000
 
@@ -98,9 +99,13 @@ def _in_processes(tasks: Sequence[Task], at_once: int, progress: Progress) -> li
     # Not fork: a child would have the threads of the progress bar without their locks' owners.
     context = multiprocessing.get_context("spawn")
     before = set(multiprocessing.active_children())
+    # Whoever starts it unblocks SIGINT: not while it has to wait.
+    resource_tracker.ensure_running()
     executor = ProcessPoolExecutor(at_once, context, initializer=_begin_worker)
     try:
-        futures = [executor.submit(simulate, task) for task in tasks]
+        with _interrupts_wait():
+            # The pool starts its workers here.
+            futures = [executor.submit(simulate, task) for task in tasks]
         pending: set[Future[Run]] = set(futures)
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
@@ -119,6 +124,20 @@ def _in_processes(tasks: Sequence[Task], at_once: int, progress: Progress) -> li
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
             child.join()
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C comes after the block.
+
+    Within it a worker that is half started would end with a traceback: it waits for the rest of
+    what the parent sends it. A worker that is started here never hears of Ctrl-C.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_worker() -> None:

@@ -11,7 +11,7 @@ from controller.errors import UsageError
 from controller.priority.jobs import check_name
 from controller.priority.ranges import check_integer
 from controller.sim.cluster.jobs import RING, Bucket
-from controller.sim.cluster.outcome import ClusterConditions
+from controller.sim.cluster.outcome import DCQCN_SHARING, ClusterConditions
 from controller.sim.cluster.placement import RANDOM as RANDOM_PLACEMENT
 from controller.sim.cluster.placement import WAYS
 from controller.sim.cluster.topology import LeafSpine
@@ -57,7 +57,9 @@ class Network:
     def __post_init__(self) -> None:
         check_integer("Number of NICs", self.fabric.nics, 1, MAX_NICS)
         if self.placement not in WAYS:
-            raise UsageError(f"placement is {self.placement!r}; allowed: {', '.join(WAYS)}.")
+            raise UsageError(
+                f"placement is {self.placement!r}; allowed: {', '.join(WAYS)}.", "Correct it."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """For reports; rates in bits/s."""
@@ -207,18 +209,24 @@ class ClusterScenario:
         check_integer("iterations", self.iterations, 1, MAX_ITERATIONS)
         check_integer("warmup", self.warmup, 0, MAX_ITERATIONS)
         if self.start not in STARTS:
-            raise UsageError(f"start is {self.start!r}; allowed: {', '.join(STARTS)}.")
+            raise UsageError(
+                f"start is {self.start!r}; allowed: {', '.join(STARTS)}.", "Correct it."
+            )
         check_policies(self.policies)
         self._check_jobs()
 
     def _check_jobs(self) -> None:
         names = [name for spec in self.jobs for name in spec.names]
         if not 1 <= len(names) <= MAX_JOBS:
-            raise UsageError(f"There are {len(names)} jobs; allowed: 1 .. {MAX_JOBS}.")
+            raise UsageError(
+                f"There are {len(names)} jobs; allowed: 1 .. {MAX_JOBS}.", "Use fewer."
+            )
         for name, times in Counter(names).items():
             check_name(name)
             if times > 1:
-                raise UsageError(f"{times} jobs are named {name}; allowed: each once.")
+                raise UsageError(
+                    f"{times} jobs are named {name}; allowed: each once.", "Rename all but one."
+                )
         named = [bool(spec.places) for spec in self.jobs]
         if any(named) and not all(named):
             raise UsageError(
@@ -230,7 +238,8 @@ class ClusterScenario:
             if 0 < spec.iterations <= self.warmup:
                 raise UsageError(
                     f"Job {spec.name} leaves after {spec.iterations} iterations, of which the "
-                    f"warm-up is {self.warmup}; allowed: more."
+                    f"warm-up is {self.warmup}; allowed: more.",
+                    "Let it stay longer, or shorten the warm-up.",
                 )
         self._check_places(all(named))
 
@@ -240,7 +249,9 @@ class ClusterScenario:
             for nic in spec.places:
                 check_integer(f"NIC of job {spec.name}", nic, 0, nics - 1)
             if len(set(spec.places)) != len(spec.places):
-                raise UsageError(f"Job {spec.name} names a NIC twice; allowed: each once.")
+                raise UsageError(
+                    f"Job {spec.name} names a NIC twice; allowed: each once.", "Leave one out."
+                )
         if named:
             return
         sizes = [spec.nics for spec in self.jobs for _ in range(spec.count)]
@@ -269,6 +280,12 @@ class ClusterScenario:
             for _ in range(spec.count)
         )
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What policies and conditions say and nobody heeds, see `DcqcnSimulation`."""
+        is_dcqcn = self.conditions.sharing == DCQCN_SHARING
+        return ("classes", "floor_share", "shares") if is_dcqcn else ()
+
     def to_json(self) -> dict[str, Any]:
         """For reports."""
         conditions = self.conditions
@@ -284,6 +301,7 @@ class ClusterScenario:
                 "start_error": conditions.start_error,
                 "bytes_error": conditions.bytes_error,
                 "sharing": conditions.sharing,
+                "ignored": list(self.ignored),
                 "qps_per_peer": conditions.qps_per_peer,
             },
             "iterations": self.iterations,
@@ -297,9 +315,11 @@ def check_policies(names: tuple[str, ...]) -> None:
     """Raise UsageError unless these are policies, each once, one at least."""
     allowed = ", ".join(KNOWN_POLICIES)
     if not names:
-        raise UsageError(f"No policy is named; allowed: {allowed}.")
+        raise UsageError(f"No policy is named; allowed: {allowed}.", "Name one.")
     for name, times in Counter(names).items():
         if name not in KNOWN_POLICIES:
-            raise UsageError(f"Policy {name!r} is unknown; allowed: {allowed}.")
+            raise UsageError(f"Policy {name!r} is unknown; allowed: {allowed}.", "Correct it.")
         if times > 1:
-            raise UsageError(f"Policy {name} is named {times} times; allowed: each once.")
+            raise UsageError(
+                f"Policy {name} is named {times} times; allowed: each once.", "Name it once."
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from controller.priority.coordination import find_coordinator
 from controller.sim.cluster.engine import simulate_cluster
 from controller.sim.cluster.oracle import best_known, undisturbed_iterations
 from controller.sim.cluster.outcome import ClusterOutcome
+from controller.sim.cluster.simulation import Progress
 from controller.sim.measures import Iteration, Measures, measure, percentile
 
 _MS = 1e6
@@ -23,7 +24,6 @@ QUANTILES = np.concatenate((np.linspace(0, 0.99, 199), (0.995, 0.999, 1.0)))
 # A picture shows so many iterations of the slowest of the jobs in it.
 _PICTURE_ITERATIONS = 5
 _PICTURE_WINDOWS = 2000
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Run:
     events, decisions
         Of the simulation.
     order
-        Of the oracle: the order of jobs that was the best.
+        Of the oracle: what was the best, one of its rules or a policy.
     order_gains
-        Of the oracle: order -> change of the mean window, and of the mean of the slowest 10 %,
+        Of the oracle: rule -> change of the mean window, and of the mean of the slowest 10 %,
         against fair, as shares.
     """
 

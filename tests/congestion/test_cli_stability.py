@@ -53,6 +53,45 @@ def test_a_loop_without_fixed_point_says_so_and_why():
     assert "No fixed point" in run("--flows", "64", "--delay-us", "50")
 
 
+def nulls(entry, name=""):
+    if isinstance(entry, dict):
+        return {found for key, each in entry.items() for found in nulls(each, f"{name}.{key}")}
+    return {name[1:]} if entry is None else set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--flows", "64", "--delay-us", "50"),
+        ("--flows", "1", "--delay-us", "50"),
+        ("--flows", "100000", "--delay-us", "100000"),
+        ("--flows", "10", "--delay-us", "100000"),
+        ("--flows", "4", "--delay-us", "10", "--preset", "connectx"),
+        ("--flows", "1", "--delay-us", "50", "--model", "timely"),
+        ("--flows", "90", "--delay-us", "50", "--model", "timely"),
+    ],
+)
+def test_every_null_has_its_reason(arguments):
+    found = document(*arguments)
+    del found["margin_ladder"]
+    assert nulls(found) == set(found["reasons"])
+
+
+def test_the_formula_of_convergence_is_not_used_where_it_does_not_hold():
+    assert document("--flows", "4", "--delay-us", "10", "--preset", "connectx")[
+        "convergence_s"
+    ] is None  # fmt: skip
+    assert document("--flows", "1", "--delay-us", "10")["convergence_s"] is None
+    assert document("--flows", "2", "--delay-us", "10")["convergence_s"] > 0
+
+
+def test_a_margin_beyond_a_whole_turn_is_not_called_stable():
+    # The margin falls with the delay by whole turns; the critical delay does not.
+    for delay in range(100, 2000, 100):
+        found = document("--flows", "10", "--delay-us", str(delay))
+        assert found["published_stable"] is False
+
+
 def test_timely_has_no_marks_and_names_what_it_ignores():
     found = document("--model", "timely", "--flows", "10", "--delay-us", "100", "--g", "0.004")
     # pm_timely_delay100_fixed.txt
@@ -91,6 +130,7 @@ def test_the_text_fits_a_terminal(arguments):
         ("--r-ai-mbps", "50000"),
         ("--kmax-kb", "0"),
         ("--kmin-kb", "200"),
+        ("--kmin-kb", "199.5"),
         ("--g", "2"),
         ("--g", "0"),
         ("--pmax", "1.5"),

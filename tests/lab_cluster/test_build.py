@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from controller.errors import UsageError
 from controller.lab.build import build
 from tests.lab_cluster.files import NETWORK, load, with_job
 
@@ -57,6 +58,25 @@ def test_a_job_that_comes_late_or_leaves_has_fewer_iterations(tmp_path):
     assert build(load(tmp_path, head + ONE_SWITCH + short), 1).until["fast"] == 7
     never = TWO.replace('name = "fast"', 'name = "fast"\narrival = "1min"')
     assert build(load(tmp_path, head + ONE_SWITCH + never), 1).until["fast"] == 3
+
+
+def test_periods_too_far_apart_are_refused_with_both_jobs(tmp_path):
+    head = 'start = "together"\niterations = 3\n'
+    far = TWO.replace('"1s"', '"100min"').replace('"250ms"', '"1us"')
+    with pytest.raises(UsageError, match=r"of job fast with a period of 1 us.* job slow .*100 s"):
+        build(load(tmp_path, head + ONE_SWITCH + far.replace('"100min"', '"100s"')), 1)
+    with pytest.raises(UsageError, match="allowed: 5,000,000"):
+        build(load(tmp_path, head + ONE_SWITCH + far), 1)
+
+
+def test_many_long_iterations_are_refused_where_times_lose_precision(tmp_path):
+    head = 'start = "together"\niterations = 100000\n'
+    longer = TWO.replace('"1s"', '"60min"').replace('"250ms"', '"60min"')
+    with pytest.raises(UsageError, match=r"Job slow ends .* a period of 3600 s; allowed: up to"):
+        build(load(tmp_path, head + ONE_SWITCH + longer), 1)
+    late = TWO.replace('name = "fast"', 'name = "fast"\ncount = 40\nevery = "5400min"')
+    with pytest.raises(UsageError, match=r"Job fast-\d+ ends"):
+        build(load(tmp_path, ONE_SWITCH + late), 1)
 
 
 def test_jobs_that_start_together_come_exactly_one_after_the_other(tmp_path):

@@ -76,7 +76,14 @@ share_nics = true
     ("text", "message"),
     [
         ("nonsense = 1" + NETWORK + JOB, "key nonsense is unknown; allowed: kind, about, policies"),
-        ("incast = 1" + NETWORK + JOB, "key incast is unknown; allowed: kind, about, policies"),
+        (
+            'kind = "cluster"\nincast = 1' + NETWORK + JOB,
+            "key incast is unknown; allowed: kind, about, policies",
+        ),
+        (
+            "[incast]",
+            "key kind is missing, and key incast is none of a cluster scenario",
+        ),
         ('kind = "roads"' + NETWORK + JOB, "key kind is 'roads'; allowed: cluster, congestion."),
         ("seeds = 0" + NETWORK + JOB, "key seeds is 0; allowed: 1 .. 1000."),
         ("seeds = true" + NETWORK + JOB, "key seeds is True; allowed: 1 .. 1000."),
@@ -100,6 +107,10 @@ share_nics = true
         (NETWORK + "[conditions]\nplan = 3\n" + JOB, "key conditions.plan is 3; allowed: 0 ns .."),
         (NETWORK + "[conditions]\nfloor_share = 0.5\n" + JOB, "key conditions: "),
         (NETWORK + '[conditions]\nsharing = "x"\n' + JOB, "key conditions.sharing is 'x'; allowed"),
+        (
+            NETWORK + '[conditions]\nraise = "1KB"\nsharing = "dcqcn"\n' + JOB,
+            'key conditions.raise is given beside sharing = "dcqcn"',
+        ),
         (NETWORK + "[conditions]\nloss = 1\n" + JOB, "key conditions.loss is unknown; allowed: fl"),
         ("x = [", "not TOML"),
     ],
@@ -108,6 +119,12 @@ def test_a_wrong_file_is_told_by_file_key_and_what_is_allowed(tmp_path, text, me
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
         load(tmp_path, text)
     assert str(tmp_path / "mine.toml") in caught.value.message
+
+
+def test_a_congestion_scenario_without_kind_is_told_what_to_write(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        find_scenario(str(write(tmp_path, "[steady]\nseeds = 3")))
+    assert caught.value.remedy == 'Write kind = "congestion" at its top.'
 
 
 @pytest.mark.parametrize(

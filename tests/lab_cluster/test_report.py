@@ -123,7 +123,7 @@ def test_the_text_fits_a_terminal_and_tells_both_tables(report):
         ["laxity", "89.67"],
         ["laxity", "-18"],
     ]
-    assert "oracle: best of some orders that know everything (first come)" in lines
+    assert "oracle: best of what is known on each seed (first come)" in lines
 
 
 def test_large_changes_keep_their_distance(report):
@@ -135,7 +135,51 @@ def test_large_changes_keep_their_distance(report):
     ]
     text = ClusterReport(report.scenario, tuple(wild)).text()
     row = [line for line in text.splitlines() if line.startswith("laxity")][1]
-    assert len(re.findall(r"[+-]\d+ ±\d+", row)) == 6
+    # No two run into each other.
+    assert len(re.findall(r"(?<= )[+-]\d+ ±\d+(?= |$)", row)) == 6
+
+
+@pytest.mark.parametrize("value", [123456789.0, 999999999.6, 1e9, 12345678901.2])
+def test_times_of_days_keep_their_distance_within_the_line(report, value):
+    figures = {**dict.fromkeys(KEYS, value), "utilisation": 1.0}
+    long = [replace(each, figures=figures) for each in report.runs]
+    lines = ClusterReport(report.scenario, tuple(long)).text().splitlines()
+    row = next(line for line in lines if line.startswith("laxity"))
+    assert len(row.split()) == 8 and len(row) <= 80
+    assert float(row.split()[1]) == pytest.approx(value, rel=1e-3)
+
+
+def test_a_change_that_is_rounded_to_nothing_has_no_minus(report):
+    fair = {run.seed: run.figures for run in report.runs if run.policy == "fair"}
+    almost = [
+        replace(each, figures={key: value * 0.9999 for key, value in fair[each.seed].items()})
+        if each.policy == "laxity"
+        else each
+        for each in report.runs
+    ]
+    text = ClusterReport(report.scenario, tuple(almost)).text()
+    assert "+0.0 ±0.0" in text and "-0.0" not in text
+
+
+def test_what_dcqcn_ignores_is_told(report):
+    conditions = replace(report.scenario.conditions, sharing="dcqcn")
+    under = ClusterReport(replace(report.scenario, conditions=conditions), report.runs)
+    ignored = under.to_json()["scenario"]["conditions"]["ignored"]
+    assert ignored == ["classes", "floor_share", "shares"]
+    told = "DCQCN: classes, floors and shares do nothing; weights scale increases"
+    assert told in under.text() and told not in report.text()
+    assert report.to_json()["scenario"]["conditions"]["ignored"] == []
+
+
+def test_the_worst_slowdown_is_of_each_seed_and_the_worst_job_of_all(report):
+    # Of the seeds 1, 2 and 3 the worst are resnet-1 (1.2), bert (2.2) and bert (3.3).
+    runs = [
+        replace(each, figures={**each.figures, "worst_slowdown": max(each.job_slowdown.values())})
+        for each in report.runs
+    ]
+    fair = ClusterReport(report.scenario, tuple(runs)).to_json()["policies"]["fair"]
+    assert fair["worst_slowdown"] == pytest.approx((1.2 + 2.2 + 3.3) / 3, rel=1e-5)
+    assert fair["worst_job"] == "bert" and fair["job_slowdown"]["bert"] == pytest.approx(2.2)
 
 
 def test_pictures_are_the_same_each_time(report, tmp_path):

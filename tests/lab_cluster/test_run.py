@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click.testing
 import pytest
 
 from controller.cli_lab_cluster import cluster_command, list_command, run_command
+from controller.cli_lab_congestion import congestion_command
+from controller.cli_lab_stability import stability_command
 from controller.errors import StellarError, UsageError
 from controller.lab import run as running
 from controller.lab.kinds import builtins, load_cluster
@@ -118,6 +121,60 @@ def test_the_run_command_prints_a_table_for_a_scenario_of_any_kind(small, tmp_pa
     assert "report.json, timeline.svg, cdf.svg, links.svg" in result.stdout
 
 
+def test_an_empty_folder_name_is_refused(small):
+    for command in (cluster_command, run_command, congestion_command):
+        with pytest.raises(UsageError, match=r"-o names no folder: it is empty."):
+            invoke(command, small, "-o", "")
+
+
+def test_processes_are_refused_where_a_scenario_runs_in_one(tmp_path):
+    with pytest.raises(UsageError, match="--processes has no effect here: a congestion scenario"):
+        invoke(run_command, "incast-quick", "--processes", "2", "-o", str(tmp_path))
+
+
+def test_a_scenario_of_another_kind_is_sent_to_the_command_that_runs_it():
+    for command, name in ((cluster_command, "incast"), (congestion_command, "quick")):
+        with pytest.raises(UsageError) as caught:
+            invoke(command, name)
+        assert caught.value.remedy == f"controller lab run {name} -o FOLDER runs any kind."
+
+
+@pytest.mark.parametrize("step", ["3us", "20us"])
+def test_a_step_of_the_congestion_simulator_is_told_by_its_key(tmp_path, step):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'kind = "congestion"\n[incast]\n[network]\nstep = "{step}"\n')
+    with pytest.raises(UsageError, match=r"key network\.step is .*; allowed: .*10 us"):
+        invoke(congestion_command, str(path))
+
+
+@pytest.mark.parametrize("arguments", [["lab", "list"], ["--help"], ["lab", "list", "--json"]])
+def test_a_full_disk_is_an_error_of_one_line(arguments):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "controller", *arguments],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "Error: The output cannot be written: No space left on device.",
+        "  Make room, or write it elsewhere.",
+    ]
+
+
+def test_timely_is_told_in_its_own_words():
+    text = invoke(
+        stability_command, "--flows", "10", "--delay-us", "50", "--model", "timely"
+    ).stdout
+    assert "T_low to T_high" in " ".join(text.split()) and "marking line" not in text
+
+
+def test_dcqcn_refuses_bytes_that_are_sent_again_when_a_class_rises(small):
+    scenario = load_cluster(small)
+    conditions = replace(scenario.conditions, sharing="dcqcn", raise_bytes=1)
+    with pytest.raises(UsageError, match="raise_bytes is 1 with DCQCN's rates"):
+        run_cluster(replace(scenario, conditions=conditions), processes=1)
+
+
 def test_a_folder_that_cannot_be_made_is_told_before_the_work(small, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(running, "run_cluster", None)
@@ -129,6 +186,10 @@ def test_the_list_names_every_built_in_scenario_in_a_line():
     lines = invoke(list_command).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(builtins())
     assert max(map(len, lines)) <= 80
+    # Whole: nothing is cut off.
+    assert [line.split(maxsplit=2)[2] for line in lines] == [
+        found.about for found in builtins().values()
+    ]
     listed = json.loads(invoke(list_command, "--json").stdout)
     assert [entry["name"] for entry in listed] == list(builtins())
     assert all(entry["about"] for entry in listed)
@@ -148,20 +209,43 @@ def long_run(tmp_path):
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     ) as process:  # fmt: skip
-        # The command, two that simulate, and Python's own that looks after them.
-        wait_until(lambda: len(members(process.pid)) >= 3)
         yield process
         process.kill()
 
 
-def test_ctrl_c_ends_all_processes_without_a_traceback(long_run):
-    os.kill(long_run.pid, signal.SIGINT)
-    _, errors = long_run.communicate(timeout=60)
+def wait_for_workers(process) -> None:
+    # The command, Python's own that looks after semaphores, and two that simulate.
+    wait_until(lambda: len(members(process.pid)) >= 4)
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.2, 2.0])
+def test_ctrl_c_ends_all_processes_soon_and_without_a_traceback(long_run, later_s):
+    wait_for_workers(long_run)
+    time.sleep(later_s)
+    # As a terminal does: to all of them.
+    os.killpg(long_run.pid, signal.SIGINT)
+    _, errors = long_run.communicate(timeout=10)
     assert "Traceback" not in errors and long_run.returncode != 0
     wait_until(lambda: not members(long_run.pid))
 
 
+def test_ctrl_c_while_the_first_worker_starts_leaves_no_traceback(long_run):
+    wait_until(lambda: len(members(long_run.pid)) >= 3)
+    os.killpg(long_run.pid, signal.SIGINT)
+    _, errors = long_run.communicate(timeout=10)
+    assert "Traceback" not in errors and long_run.returncode != 0
+
+
+def test_ctrl_c_ends_the_command_after_a_worker_was_killed(long_run):
+    wait_for_workers(long_run)
+    os.kill(max(members(long_run.pid)), signal.SIGKILL)
+    _, errors = long_run.communicate(timeout=10)
+    assert long_run.returncode != 0 and "killed" in errors
+    wait_until(lambda: not members(long_run.pid))
+
+
 def test_no_process_outlives_a_command_that_is_killed(long_run):
+    wait_for_workers(long_run)
     long_run.kill()
     wait_until(lambda: not members(long_run.pid))
 

@@ -23,7 +23,8 @@ sys.path.remove(str(_SCRIPTS))
 
 def margin_row(published_deg: float | None, stable: bool, missing: str = "") -> dict[str, Any]:
     return {
-        "flows": 10, "delay_us": 50, "published_deg": published_deg, "published_p": 0.0078,
+        "flows": 10, "delay_us": 50, "published_deg": published_deg,
+        "published_stable": None if published_deg is None else published_deg > 0, "published_p": 0.0078,
         "published_q_bytes": 1.5e5, "published_critical_us": 20.8, "exact_deg": 1.85, "p": 0.006,
         "q_bytes": None if missing else 122.6e3, "critical_us": 62.5, "stable": stable,
         "missing": missing,
@@ -86,10 +87,10 @@ FLUID = [
     queue_row("fluid", 1.0, start="1.7 q*", factor=1.7),
 ]
 REAL = [
-    queue_row("flows", 0.2, 1),
-    queue_row("flows", 0.8),
+    queue_row("flows", 0.2, 1, echo="held"),
+    queue_row("flows", 0.8, echo="held"),
     queue_row("packets", 0.9, echo="forgotten", start="line rate"),
-    queue_row("packets", 0.9, echo="forgotten", start="fixed point", scale=10),
+    queue_row("packets", 0.9, echo="forgotten", start="line rate", scale=4),
 ]
 
 
@@ -118,10 +119,15 @@ def test_the_step_at_kmax_is_named_only_where_starts_beyond_it_alone_swing() -> 
 def test_the_verdict_on_the_fixed_point_needs_swings_that_noise_does_not_explain() -> None:
     verdict = "**The fixed point is stable on paper"
     assert verdict in queue([*FLUID, *REAL])
-    assert "flow by flow it settles at 1 us, swings at 50 us" in queue([*FLUID, *REAL])
+    assert "flow by flow, echoes held, it settles at 1 us, swings at 50 us" in queue(REAL)
     assert verdict not in queue([*FLUID, *REAL], exact_deg=-1)
     assert verdict not in queue([*FLUID, *REAL[:-1]])
     assert verdict not in queue([*FLUID, *REAL[:-1], {**REAL[-1], "left": 0.3}])
+    # Half of it is what noise of a quarter would be.
+    assert verdict not in queue([*FLUID, *REAL[:-1], {**REAL[-1], "queue_std_bytes": 2.5e4}])
+    assert "is not noise. " in queue([*FLUID, *REAL])
+    endless = [{**row, "line": "endless"} for row in REAL[2:]]
+    assert "is not noise nor the step at Kmax alone. " in queue([*FLUID, *REAL, *endless])
     assert verdict not in queue([*FLUID, REAL[0], {**REAL[1], "left": 0.1}, *REAL[2:]])
 
 
@@ -368,10 +374,14 @@ def test_wrong_arguments_are_refused(arguments: tuple[str, ...], message: str) -
     assert message in done.stderr
 
 
-def test_a_damaged_document_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [("{", "model-queue.json is damaged"), ("{}", "'rows' is not there")],
+)
+def test_a_damaged_document_is_named(tmp_path: Path, content: str, complaint: str) -> None:
     pytest.importorskip("matplotlib")
-    (tmp_path / "model-queue.json").write_text("{")
+    (tmp_path / "model-queue.json").write_text(content)
     done = simulate("--page", "--output", str(tmp_path))
     assert done.returncode == 1
-    assert "model-queue.json is damaged" in done.stderr
-    assert "scripts/simulate queue makes it anew" in done.stderr
+    assert complaint in done.stderr
+    assert "scripts/simulate queue makes" in done.stderr

@@ -75,6 +75,18 @@ def test_a_prediction_keeps_the_queue_short_and_the_port_busy() -> None:
     assert predicted.window_mean_ns > 2 * MS
 
 
+def test_an_error_of_predicted_bytes_changes_what_a_prediction_brings() -> None:
+    known, wrong = (
+        simulate_incast(
+            [IncastCase(8, changes=Changes(prediction=True))],
+            replace(CONDITIONS, workload=replace(CONDITIONS.workload, bytes_error=error)),
+        )[0]
+        for error in (0.0, 0.5)
+    )
+    assert wrong.stability < known.stability - 0.1
+    assert wrong.window_mean_ns > 1.1 * known.window_mean_ns
+
+
 def test_the_queue_stays_at_the_pause_threshold() -> None:
     low, free = (
         simulate_incast(
@@ -173,7 +185,8 @@ def test_impossible_cases_are_refused(senders: int, jobs: int, seed: int) -> Non
 
 def test_times_that_are_no_whole_steps_or_bins_are_refused() -> None:
     for changes in (
-        {"bin_ns": 999}, {"bin_ns": 3_001}, {"warmup_ns": 500}, {"warmup_ns": 29 * MS}
+        {"bin_ns": 999}, {"bin_ns": 3_001}, {"warmup_ns": 500}, {"warmup_ns": 29 * MS},
+        {"duration_ns": 30 * MS + 500_000}
     ):  # fmt: skip
         with pytest.raises(UsageError):
             replace(CONDITIONS, **changes)

@@ -192,6 +192,36 @@ def test_notifications_keep_their_interval_and_their_delay() -> None:
     assert feedback.notifications[0] == pytest.approx(len(cut_at), abs=1)
 
 
+@pytest.mark.parametrize(("holds", "sent_at"), [(True, [10, 60]), (False, [10])])
+def test_a_mark_within_the_interval_is_told_at_its_end(holds: bool, sent_at: list[int]) -> None:
+    flows = DcqcnFlows(PRESETS["paper"], 2)
+    feedback = CnpFeedback(flows, chance.keys(1, 2), 0, 1_000, holds)
+    one = np.ones(1)
+    told = []
+    for step in range(1, 200):
+        before = int(feedback.notifications[0])
+        feedback.advance(step * 1_000)
+        # Two marks within one interval make one CNP, at its end.
+        if step in (10, 20, 30):
+            feedback.sent(np.array([0]), one * PACKET, one * 0.0, lambda: one)
+        if feedback.notifications[0] > before:
+            told.append(step)
+    assert told == sent_at
+    assert feedback.notifications[1] == 0
+
+
+def test_a_held_mark_is_lost_with_its_flow() -> None:
+    feedback = CnpFeedback(DcqcnFlows(PRESETS["paper"], 1), chance.keys(1, 1), 0, 1_000)
+    one = np.ones(1)
+    for step in range(1, 200):
+        feedback.advance(step * 1_000)
+        if step in (10, 20):
+            feedback.sent(np.array([0]), one * PACKET, one * 0.0, lambda: one)
+        if step == 30:
+            feedback.reset(np.array([0]))
+    assert feedback.notifications[0] == 0
+
+
 def test_the_share_of_marked_packets_is_the_probability() -> None:
     # A queue that stays at one length, each packet of a flow in a step of its own, no interval.
     parameters = replace(PRESETS["paper"], echo_interval_ns=0)
@@ -216,7 +246,8 @@ def test_a_replicate_is_the_same_alone_and_beside_others() -> None:
             CnpFeedback(flows, keys, 10_000, 1_000), [LINE] * len(replicates),
             np.arange(len(replicates)), np.arange(count) // 8, packet_bytes=PACKET,
         )  # fmt: skip
-        for _ in range(3_000):
+        # Long enough that not every flow has a mark in every interval.
+        for _ in range(12_000):
             net.step()
         return flows.rates_Bps
 

@@ -115,6 +115,9 @@ def test_long_flows_become_every_combination(tmp_path: Path) -> None:
         ("degrees = [2, 6]", "degrees = []", "incast.degrees"),
         ("degrees = [2, 6]", "degrees = [2, 2]", "twice"),
         ('"live"', '"fast"', "incast.variants"),
+        ('"live"', '["live"]', "incast.variants"),
+        ('duration = "12ms"', 'duration = "12500us"', "whole bins"),
+        ('duration = "12ms"', 'duration = "60s"', "samples of all queues"),
         ("seeds = 3", "seeds = 0", "incast.seeds"),
         ("seeds = 3", "seeds = 3\nspeed = 1", "incast.speed"),
         ('link = "100gbit"', 'link = "100"', "network.link"),
@@ -144,6 +147,11 @@ def test_what_is_wrong_in_a_file_is_named_with_it(
         ('delays = ["1us", "20us"]', 'delays = ["1s"]', "steady.delays"),
         ("windows = [false, true]", "windows = [1]", "steady.windows"),
         ("[network]", "[workload]\n[network]", "workload"),
+        ("flows = [2]", "flows = [2, 2]", "stands twice"),
+        ("windows = [false, true]", "windows = [true, true]", "stands twice"),
+        ("[steady]", '[steady]\nmodel = "swift"', "steady.model"),
+        ("[steady]", '[steady]\nmodel = "timely"', "marks no packets"),
+        ("[network]", "[network]\necho_holds = 1", "network.echo_holds"),
     ],
 )
 def test_what_is_wrong_with_long_flows_is_named(
@@ -209,6 +217,38 @@ def test_long_flows_are_reported_by_combination(steady: SteadyReport) -> None:
     ]  # fmt: skip
     assert all(0 < row["utilisation"] <= 1 for row in rows)
     assert rows[0]["queue_bytes"]["ci95"] > 0
+
+
+def test_the_mean_change_stands_below_the_changes(tmp_path: Path) -> None:
+    names = ", ".join(f'"{name}"' for name in VARIANTS)
+    text = SMALL.replace('"prediction", "live"', names).replace("[2, 6]", "[2]")
+    lines = run(scenario(tmp_path, text.replace("seeds = 3", "seeds = 1"))).text().splitlines()
+    means = [number for number, line in enumerate(lines) if line.split()[:1] == ["mean"]]
+    assert len(means) == 2
+    # Of one degree its change is the mean, block by block; the first begins with "most".
+    assert [lines[number].split()[-1] for number in means] == [
+        lines[number - 1].split()[-1] for number in means
+    ]
+    assert len(lines[means[0]].split()) == len(lines[means[0] - 1].split()) - 1
+
+
+def test_echoes_may_be_forgotten(tmp_path: Path, steady: SteadyReport) -> None:
+    text = LONG.replace("[network]", "[network]\necho_holds = false")
+    document = run(scenario(tmp_path, text)).to_json()
+    assert document["setting"]["echo_holds"] is False
+    assert steady.to_json()["setting"]["echo_holds"] is True
+    assert document["rows"] != steady.to_json()["rows"]
+
+
+def test_long_flows_may_be_under_timely(tmp_path: Path) -> None:
+    text = LONG.replace("[steady]", '[steady]\nmodel = "timely"')
+    text = text.replace("windows = [false, true]", "").replace("40gbit", "10gbit")
+    report = run(scenario(tmp_path, text))
+    document = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert document["model"] == "timely"
+    assert "beta" in document["setting"]["parameters"]
+    assert "pmax" not in document["setting"]
+    assert "none" in report.text().split()
 
 
 def test_pictures_are_the_same_each_time(

@@ -94,7 +94,8 @@ class DcqcnNetwork:
             if job.algorithm != RING:
                 raise UsageError(
                     f"Job {job.name}: algorithm is {job.algorithm!r}; with DCQCN's rates allowed: "
-                    f"{RING!r}."
+                    f"{RING!r}.",
+                    "Correct it, or share by classes.",
                 )
         self.interval_ns = _STEPS * step_ns
         paths = [ring_paths(job, topology, qps_per_peer, seed) for job in jobs]
@@ -147,7 +148,14 @@ class DcqcnSimulation(Simulation):
     """A cluster whose rates a network says, an interval at a time.
 
     The network is ahead by up to an interval, in which rates are the mean of what it delivers. A
-    step that begins in mid-interval waits for the next.
+    step that begins in mid-interval waits for the next. Of what a coordinator decides only weights
+    count: there are no classes, so no floors and nothing that is sent again when one rises, and
+    nobody is paced to a share.
+
+    Raises
+    ------
+    UsageError
+        A job is no ring, or `ClusterConditions.raise_bytes` is not 0.
     """
 
     def __init__(
@@ -160,6 +168,12 @@ class DcqcnSimulation(Simulation):
         warmup: int,
         seed: int,
     ) -> None:
+        if conditions.raise_bytes:
+            raise UsageError(
+                f"raise_bytes is {conditions.raise_bytes} with DCQCN's rates, where no class "
+                "rises; allowed: 0.",
+                "Leave it out, or share by classes.",
+            )
         super().__init__(jobs, topology, coordinator, conditions, wanted, warmup, seed)
         self._source: RateSource = DcqcnNetwork(jobs, topology, conditions.qps_per_peer, seed)
         self._weights = np.ones(len(jobs))

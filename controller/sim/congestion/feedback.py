@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controller.congestion.flows import DcqcnFlows, FloatArray, IntArray, NEVER_ns
 from controller.congestion.timely_flows import TimelyFlows
@@ -85,9 +86,10 @@ class _Ring:
 class CnpFeedback:
     """DCQCN: the receiver answers marked packets by CNPs, at most one an interval and flow.
 
-    A marked packet that comes too soon after a CNP makes none, then or later. Marks are set as
-    packets leave the queue (so switches do; CoNEXT 2016, section 5.2), hence the signal's
-    delay has no part that grows with the queue.
+    A mark that comes too soon after a CNP is told at the end of the interval, as the live receiver
+    does (`echo_due` in `bpf/hand_over.h`), or is forgotten. Marks are set as packets leave the
+    queue (so switches do; CoNEXT 2016, section 5.2), hence the signal's delay has no part that
+    grows with the queue.
 
     Parameters
     ----------
@@ -99,6 +101,8 @@ class CnpFeedback:
         From a mark to the reaction to it: of all flows, or of each, shape (flows,).
     step_ns
         Of the simulation.
+    echo_holds
+        False: a mark within the interval is forgotten, as hardware may do.
 
     Attributes
     ----------
@@ -107,7 +111,12 @@ class CnpFeedback:
     """
 
     def __init__(
-        self, flows: DcqcnFlows, keys: Keys, delay_ns: int | IntArray, step_ns: int
+        self,
+        flows: DcqcnFlows,
+        keys: Keys,
+        delay_ns: int | IntArray,
+        step_ns: int,
+        echo_holds: bool = True,
     ) -> None:
         delays_ns: IntArray = np.broadcast_to(np.asarray(delay_ns, dtype=np.int64), keys.shape)
         if delays_ns.min() < 0:
@@ -120,6 +129,11 @@ class CnpFeedback:
         self._turn = 0
         self._ring = _Ring(step_ns, int(delays_ns.max()))
         self._last_ns: IntArray = np.full(keys.size, -NEVER_ns, dtype=np.int64)
+        self._echo_holds = echo_holds
+        self._is_pending: NDArray[np.bool_] = np.zeros(keys.size, dtype=bool)
+        # Who got a CNP in each of the last steps, an interval long: only their interval ends now.
+        steps = max(1, -(-flows.parameters.echo_interval_ns // step_ns))
+        self._told: list[list[IntArray]] = [[] for _ in range(steps)]
         self.notifications: IntArray = np.zeros(keys.size, dtype=np.int64)
 
     def advance(self, now_ns: int) -> None:
@@ -128,6 +142,26 @@ class CnpFeedback:
         self.flows.advance(now_ns)
         for flows, _ in self._ring.advance():
             self.flows.notify(flows)
+        slot = self._turn % len(self._told)
+        ended, self._told[slot] = self._told[slot], []
+        for flows in ended:
+            # A flow that was reset since may be in a later interval by now.
+            self._notify(flows[self._is_pending[flows] & self._is_free(flows)])
+
+    def _is_free(self, flows: IntArray) -> NDArray[np.bool_]:
+        """Whether each flow's last CNP is an interval ago."""
+        since_ns = self.flows.now_ns - self._last_ns[flows]
+        result: NDArray[np.bool_] = since_ns >= self.flows.parameters.echo_interval_ns
+        return result
+
+    def _notify(self, flows: IntArray) -> None:
+        if not flows.size:
+            return
+        self._last_ns[flows] = self.flows.now_ns
+        self._is_pending[flows] = False
+        self.notifications[flows] += 1
+        self._told[self._turn % len(self._told)].append(flows)
+        self._ring.send(self._delays_ns[flows], flows, np.zeros(flows.size))
 
     def sent(
         self, flows: IntArray, nbytes: FloatArray, unmarked: FloatArray, delays_ns: DelaysOf
@@ -139,18 +173,17 @@ class CnpFeedback:
             return
         flows, unmarked = flows[risky], unmarked[risky]
         flows = flows[chance.uniform(self._keys[flows], self._turn) >= unmarked]
-        now_ns = self.flows.now_ns
-        flows = flows[now_ns - self._last_ns[flows] >= self.flows.parameters.echo_interval_ns]
-        if flows.size:
-            self._last_ns[flows] = now_ns
-            self.notifications[flows] += 1
-            self._ring.send(self._delays_ns[flows], flows, np.zeros(flows.size))
+        is_free = self._is_free(flows)
+        if self._echo_holds:
+            self._is_pending[flows[~is_free]] = True
+        self._notify(flows[is_free])
 
     def reset(self, flows: IntArray) -> None:
         """See `Feedback.reset`."""
         self.flows.reset(flows)
         self._ring.drop(flows)
         self._last_ns[flows] = -NEVER_ns
+        self._is_pending[flows] = False
         self.notifications[flows] = 0
 
 
@@ -162,7 +195,7 @@ class RttFeedback:
     flows
         Rate controls.
     delay_ns
-        Propagation there and back.
+        Propagation there and back: of all flows, or of each, shape (flows,).
     step_ns
         Of the simulation.
     longest_ns
@@ -170,13 +203,20 @@ class RttFeedback:
     """
 
     def __init__(
-        self, flows: TimelyFlows, delay_ns: int, step_ns: int, longest_ns: int = 20_000_000
+        self,
+        flows: TimelyFlows,
+        delay_ns: int | IntArray,
+        step_ns: int,
+        longest_ns: int = 20_000_000,
     ) -> None:
-        if not 0 <= delay_ns <= longest_ns:
-            raise UsageError(f"A feedback delay of {delay_ns} ns; allowed: 0 .. {longest_ns}.")
         self.flows = flows
         self.rates_Bps = flows.rates_Bps.reshape(-1)
-        self._delay_ns = delay_ns
+        self._delays_ns: IntArray = np.broadcast_to(
+            np.asarray(delay_ns, dtype=np.int64), self.rates_Bps.shape
+        )
+        for bound_ns in (int(self._delays_ns.min()), int(self._delays_ns.max())):
+            if not 0 <= bound_ns <= longest_ns:
+                raise UsageError(f"A feedback delay of {bound_ns} ns; allowed: 0 .. {longest_ns}.")
         self._ring = _Ring(step_ns, longest_ns)
 
     def advance(self, now_ns: int) -> None:
@@ -193,7 +233,7 @@ class RttFeedback:
         if not done.size:
             return
         met_ns = delays_ns()[np.isin(flows, done)]
-        self._ring.send(met_ns + self._delay_ns, done, met_ns)
+        self._ring.send(met_ns + self._delays_ns[done], done, met_ns)
 
     def reset(self, flows: IntArray) -> None:
         """See `Feedback.reset`."""

@@ -78,6 +78,8 @@ class IncastConditions:
         Simulated time, and the part of it in the beginning that is not measured.
     feedback_ns
         From a mark to the reaction to it.
+    echo_holds
+        See `controller.sim.congestion.feedback.CnpFeedback`.
     step_ns
         Of the simulation.
     packet_bytes
@@ -96,16 +98,21 @@ class IncastConditions:
     packet_bytes: int = 4_200
     bin_ns: int = 1_000_000
     sample_ns: int = 10_000
+    echo_holds: bool = True
 
     def __post_init__(self) -> None:
         for key in ("bin_ns", "sample_ns"):
             value = getattr(self, key)
             if value < self.step_ns or value % self.step_ns:
                 raise UsageError(f"{key} is {value} ns; allowed: whole steps of {self.step_ns}.")
-        if self.warmup_ns % self.bin_ns or self.duration_ns - self.warmup_ns < 2 * self.bin_ns:
+        if (
+            self.warmup_ns % self.bin_ns
+            or self.duration_ns % self.bin_ns
+            or self.duration_ns - self.warmup_ns < 2 * self.bin_ns
+        ):
             raise UsageError(
-                f"{self.duration_ns} ns with a warm-up of {self.warmup_ns}; allowed: a warm-up of "
-                f"whole bins of {self.bin_ns} ns, and two bins more at least."
+                f"{self.duration_ns} ns with a warm-up of {self.warmup_ns}; allowed: whole bins of "
+                f"{self.bin_ns} ns, and two more at least than the warm-up has."
             )
 
 
@@ -154,7 +161,9 @@ class _Run:
                 begin += senders
         self.flows = DcqcnFlows(conditions.parameters, begin)
         keys = np.concatenate([chance.keys(case.seed, case.senders) for case in cases])
-        self.feedback = CnpFeedback(self.flows, keys, conditions.feedback_ns, conditions.step_ns)
+        self.feedback = CnpFeedback(
+            self.flows, keys, conditions.feedback_ns, conditions.step_ns, conditions.echo_holds
+        )
         self.network = Network(
             self.feedback,
             [

@@ -82,6 +82,9 @@ class Link:
 class Links:
     """The queues of many links, step by step.
 
+    Windows of all links have slots of one length, the longest that one of them would have by its
+    rate (`controller.priority.ports.slot_ns_of`).
+
     A queue is what arrived and was not served: bytes of packets go in, each link serves up to
     its rate in a step. Packets of one step are not told apart, so a queue is as exact as
     its change within a step is small.

@@ -1,7 +1,7 @@
 """Long flows through one port, until their start is forgotten: whether the queue settles.
 
-The setting of Zhu et al., "ECN or Delay", CoNEXT 2016, section 3, with flows one by one in
-place of its fluid: cases side by side, in steps of time.
+The settings of Zhu et al., "ECN or Delay", CoNEXT 2016, sections 3 (DCQCN) and 4.3 (patched
+TIMELY), with flows one by one in place of their fluid: cases side by side, in steps of time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import numpy as np
 
 from controller.congestion.dcqcn import PRESETS, DcqcnParameters
 from controller.congestion.flows import DcqcnFlows, FloatArray, IntArray
+from controller.congestion.timely_flows import TimelyFlows, TimelyParameters
 from controller.errors import UsageError
 from controller.priority.classes import KMAX_BYTES, KMIN_BYTES, PMAX
 from controller.sim.congestion import chance
-from controller.sim.congestion.feedback import CnpFeedback
+from controller.sim.congestion.feedback import CnpFeedback, Feedback, RttFeedback
 from controller.sim.congestion.links import Link
 from controller.sim.congestion.network import Network
 from controller.sim.packets.oscillation import Oscillation, oscillation
+from controller.sim.packets.steady import jain
 
 _NS = 10**9
 _TOLD_STEPS = 500
@@ -34,7 +36,7 @@ class SteadyCase:
     flows
         N.
     delay_ns
-        From a mark to the reaction to it.
+        From a mark to the reaction to it; with TIMELY: propagation there and back.
     seed
         Of marks, and of the times of first packets.
     window
@@ -57,18 +59,20 @@ class SteadyConditions:
     Attributes
     ----------
     parameters
-        DCQCN's constants, at the flows' link rate, which is the port's.
+        Constants of DCQCN or of patched TIMELY, at the flows' link rate, which is the port's.
     kmin_bytes, kmax_bytes, pmax
-        Marking line.
+        Marking line; TIMELY has no marks.
     seconds, warmup_s
         Simulated time that is measured, and before it.
     step_ns, sample_ns
         Of the simulation; between two samples of the queue, whole steps.
     packet_bytes
         On the wire.
+    echo_holds
+        See `controller.sim.congestion.feedback.CnpFeedback`; of DCQCN.
     """
 
-    parameters: DcqcnParameters = field(default_factory=lambda: PRESETS["paper"])
+    parameters: DcqcnParameters | TimelyParameters = field(default_factory=lambda: PRESETS["paper"])
     kmin_bytes: float = KMIN_BYTES
     kmax_bytes: float = KMAX_BYTES
     pmax: float = PMAX
@@ -77,6 +81,7 @@ class SteadyConditions:
     step_ns: int = 1_000
     sample_ns: int = 10_000
     packet_bytes: int = 1_000
+    echo_holds: bool = True
 
     def __post_init__(self) -> None:
         if self.sample_ns < self.step_ns or self.sample_ns % self.step_ns:
@@ -108,7 +113,7 @@ class SteadyOutcome:
     rate_cov
         Standard deviation / mean of a flow's rate over time, mean over the flows.
     hyper
-        Hyper increases that happened. The fluid model has none.
+        Hyper increases that happened. The fluid model has none, nor has TIMELY.
     """
 
     queue_bytes: FloatArray
@@ -168,13 +173,14 @@ def simulate_steady(
     cov = np.sqrt(np.maximum(0.0, squares / len(queues) - mean**2)) / mean
     table = np.array(queues)
     ends = np.cumsum([case.flows for case in cases]).tolist()
+    hyper = flows.hyper_increases if isinstance(flows, DcqcnFlows) else np.zeros(port.size)
     return [
         _outcome(
             table[:, number],
             float(served[number] / (conditions.parameters.link_Bps * (steps - warm) / steps_s)),
             sent[end - case.flows : end],
             float(cov[end - case.flows : end].mean()),
-            int(flows.hyper_increases[end - case.flows : end].sum()),
+            int(hyper[end - case.flows : end].sum()),
             conditions.sample_ns / _NS,
         )
         for number, (case, end) in enumerate(zip(cases, ends, strict=True))
@@ -183,26 +189,32 @@ def simulate_steady(
 
 def _network(
     cases: Sequence[SteadyCase], conditions: SteadyConditions, port: IntArray
-) -> tuple[Network, DcqcnFlows]:
-    flows = DcqcnFlows(conditions.parameters, port.size)
+) -> tuple[Network, DcqcnFlows | TimelyFlows]:
+    parameters, step_ns = conditions.parameters, conditions.step_ns
     counts = [case.flows for case in cases]
     keys = np.concatenate([chance.keys(case.seed, case.flows) for case in cases])
     delays_ns = np.repeat([case.delay_ns for case in cases], counts)
-    link_Bps = conditions.parameters.link_Bps
-    link = Link(link_Bps, conditions.kmin_bytes, conditions.kmax_bytes, conditions.pmax)
+    link = Link(parameters.link_Bps, conditions.kmin_bytes, conditions.kmax_bytes, conditions.pmax)
+    flows: DcqcnFlows | TimelyFlows
+    if isinstance(parameters, DcqcnParameters):
+        flows = DcqcnFlows(parameters, port.size)
+        feedback: Feedback = CnpFeedback(flows, keys, delays_ns, step_ns, conditions.echo_holds)
+    else:
+        flows = TimelyFlows(parameters, port.size)
+        feedback, link = RttFeedback(flows, delays_ns, step_ns), link.unmarked()
     network = Network(
-        CnpFeedback(flows, keys, delays_ns, conditions.step_ns),
+        feedback,
         [replace(link, window=case.window) for case in cases],
         np.arange(len(cases)),
         port,
-        step_ns=conditions.step_ns,
+        step_ns=step_ns,
         packet_bytes=conditions.packet_bytes,
     )
     everyone = np.arange(port.size)
     network.silence(everyone)
     network.offer(everyone, np.full(port.size, np.inf), chance.uniform(keys, 0))
     starts = np.repeat([case.start / case.flows for case in cases], counts)
-    flows.set_rates(everyone, starts * link_Bps)
+    flows.set_rates(everyone, starts * parameters.link_Bps)
     return network, flows
 
 
@@ -216,7 +228,7 @@ def _outcome(
         empty=float((queue == 0).mean()),
         utilisation=utilisation,
         oscillation=oscillation(queue, sample_s),
-        jain=float(sent.sum() ** 2 / (sent.size * (sent**2).sum())),
+        jain=jain(sent),
         rate_cov=cov,
         hyper=hyper,
     )

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from controller.congestion.timely_flows import TimelyParameters
 from controller.errors import UsageError
+from controller.sim.congestion.bounds import check_work
 from controller.sim.congestion.experiment import MAX_SEEDS, Progress
 from controller.sim.congestion.steady import (
     SteadyCase,
@@ -45,6 +47,20 @@ class SteadyExperiment:
             raise UsageError("Flows, delays or markers are none; allowed: one or more of each.")
         if not 1 <= self.seeds <= MAX_SEEDS:
             raise UsageError(f"{self.seeds} seeds; allowed: 1 .. {MAX_SEEDS}.")
+        for key in ("flows", "delays_ns", "windows"):
+            values = getattr(self, key)
+            if len(set(values)) < len(values):
+                raise UsageError(f"Of {key}, one stands twice: {values}; allowed: each once.")
+        conditions = self.conditions
+        if any(self.windows) and isinstance(conditions.parameters, TimelyParameters):
+            raise UsageError("TIMELY marks no packets, so nothing is by the window's average.")
+        each = len(self.delays_ns) * len(self.windows) * self.seeds
+        check_work(
+            sum(self.flows) * each,
+            len(self.flows) * each,
+            (conditions.seconds + conditions.warmup_s) * 1e9 / conditions.step_ns,
+            conditions.seconds * 1e9 / conditions.sample_ns,
+        )
 
     def cases(self) -> list[SteadyCase]:
         """All of them, seeds of a combination one after the other."""

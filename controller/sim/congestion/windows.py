@@ -32,7 +32,8 @@ class Workload:
     start_jitter_ns
         Senders of a job begin their parts evenly spread over this time.
     bytes_error
-        Standard deviation of the predicted bytes of a window, as a share.
+        Standard deviation of the predicted bytes of a window, as a share; of the predicted
+        rate, too.
     """
 
     window_bytes: int
@@ -216,7 +217,8 @@ class Windows:
             self._expected[flows] = expected / flows.size
             if job.changes.prediction:
                 # As the live planner has it: the window lasts as long as its bytes take alone.
-                alone_ns = expected / self._network.links.rate_Bps[job.port] * _NS
+                # Its length is as true as can be: an error of the bytes is one of the rate.
+                alone_ns = workload.window_bytes / self._network.links.rate_Bps[job.port] * _NS
                 predicted[:] = predicted_rate_Bps(
                     expected, 1.0, max(1, round(alone_ns)), flows.size
                 )

@@ -10,7 +10,7 @@ from scipy import signal
 
 from controller.errors import UsageError
 
-# Share of the series in one Welch segment; eight segments with half overlap make fifteen.
+# A Welch segment is two eighths of the series: seven that overlap by half.
 _SEGMENTS = 8
 
 

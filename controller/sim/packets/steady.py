@@ -113,6 +113,8 @@ class SteadySetting:
                 f"Setting seconds is {self.seconds}, warm_up_s {self.warm_up_s}; "
                 "allowed: above 0, from 0."
             )
+        if not 0 <= self.start_alpha <= 1:
+            raise UsageError(f"Setting start_alpha is {self.start_alpha}; allowed: 0 .. 1.")
         if self.window_slots < 0 or not 0 < self.drain_share <= 1:
             raise UsageError(
                 f"Setting window_slots is {self.window_slots}, drain_share {self.drain_share}; "
@@ -135,13 +137,13 @@ class SteadyResult:
     utilisation
         Bytes that left, as a share of what the port can carry.
     marked_share
-        Of packets.
+        Of packets; 0 where there are none.
     cnps_per_flow_s
         CNPs that arrived, per flow and second.
     jain
         Jain's index of the bytes of each flow, 1 / N .. 1.
     flow_cov
-        Coefficient of variation of the flows' bytes.
+        Coefficient of variation of the flows' bytes; like `jain` NaN where no packet left.
     rate_cov
         Coefficient of variation of single flows' rates over time (samples of Rc), mean of flows.
     alpha_mean
@@ -278,10 +280,10 @@ class SteadyRun:
             idle_share=float(np.mean(queue == 0)),
             utilisation=(port.departed_bytes - bytes_before)
             / (port.rate_Bps * (end_ns - begin_ns) / _NS),
-            marked_share=marks / packets,
+            marked_share=marks / packets if packets else 0.0,
             cnps_per_flow_s=cnps / len(flows) / setting.seconds,
             jain=jain(shares),
-            flow_cov=float(shares.std() / shares.mean()),
+            flow_cov=float(shares.std() / shares.mean()) if packets else math.nan,
             rate_cov=float(np.mean(rates.std(axis=0) / rates.mean(axis=0))),
             alpha_mean=float(np.mean(self._alphas)) / len(flows),
             hyper=sum(flow.reaction.counters.hyper for flow in flows),
@@ -315,9 +317,10 @@ def packet_steady(setting: SteadySetting) -> SteadyResult:
 
 
 def jain(amounts: NDArray[Any]) -> float:
-    """Jain's index of fairness: squared sum over n times sum of squares; 1 where all are equal."""
+    """Jain's index of fairness: squared sum over n times sum of squares; NaN where all are 0."""
     values = amounts.astype(np.float64)
-    return float(values.sum() ** 2 / (len(values) * np.square(values).sum()))
+    squares = float(np.square(values).sum())
+    return float(values.sum()) ** 2 / (len(values) * squares) if squares else math.nan
 
 
 def _marker(setting: SteadySetting, draw: Callable[[], float]) -> Marker:
