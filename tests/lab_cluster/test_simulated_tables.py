@@ -24,7 +24,8 @@ sys.path.remove(str(_SCRIPTS))
 def margin_row(published_deg: float | None, stable: bool, missing: str = "") -> dict[str, Any]:
     return {
         "flows": 10, "delay_us": 50, "published_deg": published_deg,
-        "published_stable": None if published_deg is None else published_deg > 0, "published_p": 0.0078,
+        "published_stable": None if published_deg is None else published_deg > 0,
+        "published_p": 0.0078,
         "published_q_bytes": 1.5e5, "published_critical_us": 20.8, "exact_deg": 1.85, "p": 0.006,
         "q_bytes": None if missing else 122.6e3, "critical_us": 62.5, "stable": stable,
         "missing": missing,
