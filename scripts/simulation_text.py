@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
+
+_WIDTH = 120
+# Beginnings of lines that stay as they are.
+_WHOLE = ("|", "#", "!")
+
+
+def wrapped(text: str) -> str:
+    """The same with paragraphs and list entries in lines of at most 120 columns."""
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        goes_on = blocks and blocks[-1][0] and not blocks[-1][0].startswith(_WHOLE)
+        if goes_on and line and not line.startswith((*_WHOLE, "* ")):
+            blocks[-1].append(line)
+        else:
+            blocks.append([line])
+    return "\n".join(
+        block[0]
+        if block[0].startswith(_WHOLE)
+        else textwrap.fill(
+            " ".join(block),
+            _WIDTH,
+            subsequent_indent="  " * block[0].startswith("* "),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for block in blocks
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 0) -> str:

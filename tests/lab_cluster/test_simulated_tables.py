@@ -14,6 +14,7 @@ _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(_SCRIPTS))
 tables = importlib.import_module("simulation_tables")
 models = importlib.import_module("simulation_tables_models")
+words = importlib.import_module("simulation_text")
 figures = importlib.import_module("simulation_figures")
 sys.path.remove(str(_SCRIPTS))
 
@@ -263,6 +264,8 @@ def test_a_missed_target_says_so_and_whether_anybody_could() -> None:
     text = tables.verdict(cluster(laxity=policy(59, 100)))
     assert "mean -41.0 ± 2.0 % (target -40 %: reached)" in text
     assert "slowest 10 % -50.0 ± 2.0 % (target -58 %: **missed**)" in text
+    knowing = cluster(laxity=policy(70, 100), oracle=policy(65, 90))
+    assert "(target -40 %: **missed**; `oracle`: -35.0 ± 2.0 %)" in tables.verdict(knowing)
     text = tables.verdict(cluster(bound_ms=70, laxity=policy(80, 150)))
     assert "(target -40 %: **missed**, and nobody can: undisturbed -30.0 %)" in text
     # Undisturbed, the slowest tenth would be 65 % lower.
@@ -291,6 +294,26 @@ def test_scenarios_that_are_missing_are_named_with_their_command() -> None:
     assert "`scripts/simulate cluster`" in text
     assert "### `bursty`" in text and "results/cluster-bursty-cdf.svg" in text
     assert "| `bursty` | mean | **+4.0 ± 2.0 %** |" in text
+    assert "though the hottest link" not in text
+
+
+def test_links_that_are_asked_for_too_much_are_told() -> None:
+    found = cluster(laxity=policy(80, 150))
+    found["links"]["load"]["uplinks"]["hottest"] = 1.2
+    text = tables.cluster_section({"cluster-bursty-1qp": found})
+    assert "the hottest link is asked for more than it has in bursty" in text
+
+
+def test_the_claim_counts_what_is_sure() -> None:
+    text = tables.cluster_section(
+        {"cluster-bursty": cluster(laxity=policy(55, 197)),
+         "cluster-few-large": cluster(laxity=policy(103, 199))}
+    )  # fmt: skip
+    assert (
+        "on average surely lower in 1, **surely higher in 1**, target (-40 %) **reached in 1**; "
+        "in the slowest tenth surely lower in 0, surely higher in 0, target (-58 %) "
+        "**reached in 0**."
+    ) in text
 
 
 # ---- soft-RoCE, speed ----
@@ -343,7 +366,17 @@ def test_a_run_that_was_cut_short_says_so(iterations: int) -> None:
     assert ("**Not all 1,000 iterations**: they would take 20 min" in text) == is_cut
 
 
-# ---- the script ----
+# ---- the page ----
+
+
+def test_paragraphs_and_list_entries_are_wrapped_and_tables_are_not() -> None:
+    word = "four " * 40
+    text = f"# {word}\n\n{word}\n{word}\n* {word}\n* b\n\n| {word} |\n![{word}](x)\n"
+    lines = words.wrapped(text).splitlines()
+    assert [lines[0], *lines[-2:]] == [f"# {word}", f"| {word} |", f"![{word}](x)"]
+    assert max(len(line) for line in lines[1:-2]) <= 120
+    assert "* b" in lines and lines[6].startswith("* four") and lines[7].startswith("  four")
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
