@@ -28,8 +28,8 @@ class Iteration:
     window_begin_ns, window_end_ns
         When the job wants to send the first byte, and has the last.
     compute_end_ns
-        When it has computed, where that is later than the window's end: buckets that are sent
-        during the backward pass may all be through before it is.
+        When it has computed, which may be after the window: buckets that are sent during the
+        backward pass may all be through before it is. None: before the window.
     """
 
     job: str
@@ -37,7 +37,7 @@ class Iteration:
     compute_begin_ns: float
     window_begin_ns: float
     window_end_ns: float
-    compute_end_ns: float = -math.inf
+    compute_end_ns: float | None = None
 
     @property
     def window_ns(self) -> float:
@@ -47,7 +47,8 @@ class Iteration:
     @property
     def duration_ns(self) -> float:
         """Iteration time: until both the window and the computation are over."""
-        return max(self.window_end_ns, self.compute_end_ns) - self.compute_begin_ns
+        computed_ns = self.window_end_ns if self.compute_end_ns is None else self.compute_end_ns
+        return max(self.window_end_ns, computed_ns) - self.compute_begin_ns
 
 
 @dataclass(frozen=True)

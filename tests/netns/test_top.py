@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,10 @@ def test_top_and_explain_show_jobs_and_flows_of_a_running_controller(
         controller.run("job", "set", "train", "--match", "qpn=17")
         # The first packets of a flow are left as they are, until its job is found.
         send(left, right, 0, 4, qpn=17)
+        for _ in range(100):
+            if controller.json("job", "show", "train")["job"]["flows"]:
+                break
+            time.sleep(0.05)
         send(left, right, 4, 40, qpn=17)
         lines = controller.run("top", "--json", "--count", "2", "--interval", "0.2").stdout
         for line in lines.splitlines():
