@@ -21,7 +21,7 @@ _NOT_TIMELY = {"kmax_kb": "--kmax-kb", "kmin_kb": "--kmin-kb", "pmax": "--pmax",
 
 @click.command("stability")
 @click.option("--flows", type=int, required=True, help="Flows at the bottleneck.")
-@click.option("--delay-us", type=float, required=True, help="Delay of the control loop.")
+@click.option("--delay-us", type=float, default=0.0, show_default=True, help="Of the control loop.")
 @click.option("--link-gbps", type=float, help="Bottleneck. [default: 40; 10 with --model timely]")
 @click.option("--r-ai-mbps", type=float, help="Additive step. [default: the preset's; timely: 10]")
 @click.option("--kmax-kb", type=float, help="Kmax. [default: 200]")
