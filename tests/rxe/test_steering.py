@@ -85,8 +85,8 @@ def test_a_job_is_known_by_the_environment_of_its_processes_at_both_ends(
     _, (client, _, server) = bed
     start(controller, tmp_path, '[[job]]\nname = "train"\nclass = 5\n', client, server)
     with (
-        write(monkeypatch, server, client, "train", "-D", "8", *PATIENT) as named,
-        write(monkeypatch, server, client, "someone-else", "-D", "8", *PATIENT) as others,
+        write(monkeypatch, server, client, "train", "-D", "16", *PATIENT) as named,
+        write(monkeypatch, server, client, "someone-else", "-D", "16", *PATIENT) as others,
     ):
         poll(lambda: len(job(controller, "train")["flows"]) == 2, "data and ACKs are found", 20)
         # At the receiver: the class of the data of one, the other as its application sent it.
