@@ -22,18 +22,22 @@ def test_top_and_explain_show_jobs_and_flows_of_a_running_controller(
     try:
         controller.start(extra=("--config", str(config)))
         controller.run("job", "set", "train", "--match", "qpn=17")
-        # The first packets of a flow are left as they are, until its job is found; how many there
-        # are is the machine's choice, and so whether those of its job are one window or two.
-        send(left, right, 0, 4, qpn=17)
-        time.sleep(0.5)
-        send(left, right, 4, 40, qpn=17)
-        time.sleep(0.5)
+        # The first packets of a flow are left as they are, until its job is found: how soon that is
+        # depends on the machine, and so in how many windows the job's packets come.
+        for number in range(20):
+            send(left, right, 40 * number, 40, qpn=17)
+            time.sleep(0.4)
+            seen = controller.json("job", "show", "train")["job"]
+            if number and seen["flows"]:
+                break
+        send(left, right, 40 * number + 40, 40, qpn=17)
+        time.sleep(0.4)
         lines = controller.run("top", "--json", "--count", "2", "--interval", "0.2").stdout
         for line in lines.splitlines():
             document = json.loads(line)
             (row,) = document["jobs"]
             assert (row["job"], row["policy"]) == ("train", "laxity")
-            assert row["iteration"] in (1, 2)
+            assert row["iteration"] >= 1
             assert row["is_periodic"] is False and row["laxity_ms"] is None
         assert len(lines.splitlines()) == 2
         shown = controller.run("top", "--count", "1", "--interval", "0.1").stdout
@@ -50,7 +54,7 @@ def test_top_and_explain_show_jobs_and_flows_of_a_running_controller(
         assert "  train" in neither.stderr and flow in neither.stderr
 
         status = controller.run("status").stdout
-        assert re.search("policy laxity, iteration events [12],", status)
+        assert re.search(r"policy laxity, iteration events [1-9]\d*,", status)
         assert "laxity: not periodic: " in status
     finally:
         controller.close()
