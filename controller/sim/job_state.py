@@ -8,10 +8,10 @@ from collections import deque
 
 import numpy as np
 
-from controller.priority.laxity import DEFAULT_HYSTERESIS, DEFAULT_THRESHOLDS_ns, class_of
 from controller.priority.policy import Assignment, JobView
 from controller.sim.conditions import Conditions
 from controller.sim.jobs import SimJob
+from controller.sim.laxity_class import laxity_class, until_next_class_ns
 
 # A window with less than this to go is over: floating point leaves about 1e-6 of a byte.
 END_bytes = 1e-3
@@ -117,14 +117,8 @@ class JobState:
         limits = self.assignment
         if limits.class_floor >= limits.class_ceiling:
             return limits.class_floor
-        return class_of(
-            math.floor(view.laxity_ns(round(now_ns))),
-            DEFAULT_THRESHOLDS_ns,
-            self.class_now if self.is_open and self.done_bytes else 0,
-            DEFAULT_HYSTERESIS,
-            limits.class_floor,
-            limits.class_ceiling,
-        )
+        current = self.class_now if self.is_open and self.done_bytes else 0
+        return laxity_class(limits, view.laxity_ns(round(now_ns)), current)
 
     def choose(self, now_ns: float) -> None:
         """Take the class that is called for; at the next message boundary where one is open."""
@@ -161,10 +155,4 @@ class JobState:
         if limits.class_floor >= limits.class_ceiling or falls <= 0:
             return math.inf
         laxity = self.view().laxity_ns(round(now_ns))
-        below = [
-            value
-            for number, value in enumerate(DEFAULT_THRESHOLDS_ns, start=1)
-            if number > self.class_next and number <= limits.class_ceiling and value <= laxity
-        ]
-        # One more nanosecond, since laxity must be below the threshold.
-        return now_ns + (laxity - max(below) + 1) / falls if below else math.inf
+        return now_ns + until_next_class_ns(limits, laxity, self.class_next, falls)

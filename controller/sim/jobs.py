@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from controller.priority.policy import DEFAULT_MAX_SLOWDOWN
 from controller.priority.ranges import check_slowdown
 from controller.sim.measures import Iteration
 
-__all__ = ["Iteration", "SimJob"]
+__all__ = ["Iteration", "SimJob", "names_differ"]
 
 
 @dataclass(frozen=True)
@@ -83,3 +84,9 @@ class SimJob:
         stream = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         factors = 1 + self.jitter * stream.uniform(-1, 1, count)
         return [float(self.compute_ns * factor) for factor in factors]
+
+
+def names_differ(names: Sequence[str]) -> None:
+    """Raise UsageError unless there are jobs, each with a name of its own."""
+    if not names or len(set(names)) != len(names):
+        raise UsageError(f"Jobs are {', '.join(names) or 'none'}; allowed: one or more, each once.")

@@ -13,7 +13,7 @@ from controller.priority.policies.guard import guard_margin_ns
 from controller.priority.policy import Assignment, Policy
 from controller.sim.conditions import Conditions, Outcome
 from controller.sim.job_state import END_bytes, JobState
-from controller.sim.jobs import Iteration, SimJob
+from controller.sim.jobs import Iteration, SimJob, names_differ
 from controller.sim.link import allocate_Bps
 from controller.sim.measures import Alone
 
@@ -63,8 +63,7 @@ def simulate(
         never gets the link.
     """
     names = [job.name for job in jobs]
-    if not names or len(set(names)) != len(names):
-        raise UsageError(f"Jobs are {', '.join(names) or 'none'}; allowed: one or more, each once.")
+    names_differ(names)
     for name in names:
         if iterations.get(name, 0) < 1:
             raise UsageError(f"Job {name}: {iterations.get(name, 0)} iterations; allowed: from 1.")

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from controller.errors import UsageError
 from controller.priority.coordination import Coordinator
 from controller.sim.cluster.dcqcn import DcqcnSimulation
-from controller.sim.cluster.jobs import ClusterJob, names_differ
+from controller.sim.cluster.jobs import ClusterJob
 from controller.sim.cluster.outcome import DCQCN_SHARING, ClusterConditions, ClusterOutcome
 from controller.sim.cluster.simulation import Progress, Simulation
 from controller.sim.cluster.topology import LeafSpine
+from controller.sim.jobs import names_differ
 
 
 def simulate_cluster(
@@ -64,7 +65,7 @@ def simulate_cluster(
         There is no job, two have one name, one has no number of iterations, the topology lacks
         a NIC, a job never gets through, or is no ring although rates are DCQCN's.
     """
-    names_differ(jobs)
+    names_differ([job.name for job in jobs])
     wanted = wanted_iterations(jobs, until_iterations, warmup)
     kind = DcqcnSimulation if conditions.sharing == DCQCN_SHARING else Simulation
     simulation = kind(jobs, topology, coordinator, conditions, wanted, warmup, seed)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from controller.priority.laxity import DEFAULT_HYSTERESIS, DEFAULT_THRESHOLDS_ns, class_of
 from controller.priority.policy import Assignment, JobView
 from controller.sim.cluster.course import Course
 from controller.sim.cluster.outcome import ClusterConditions
+from controller.sim.laxity_class import laxity_class, until_next_class_ns
 from controller.sim.measures import Alone, Iteration
 
 # Iterations whose mean slowdown a coordinator is told, and how many there must be: as in
@@ -237,14 +237,8 @@ class JobRun:
         limits = self.assignment
         if limits.class_floor >= limits.class_ceiling:
             return limits.class_floor
-        return class_of(
-            math.floor(self.view(rest_bytes).laxity_ns(round(now_ns))),
-            DEFAULT_THRESHOLDS_ns,
-            self.class_now if self.is_open else 0,
-            DEFAULT_HYSTERESIS,
-            limits.class_floor,
-            limits.class_ceiling,
-        )
+        current = self.class_now if self.is_open else 0
+        return laxity_class(limits, self.view(rest_bytes).laxity_ns(round(now_ns)), current)
 
     def crossing_ns(self, now_ns: float, rest_bytes: float, rate_Bps: float) -> float:
         """When laxity reaches the next threshold within the limits in force."""
@@ -253,13 +247,7 @@ class JobRun:
         if limits.class_floor >= limits.class_ceiling or falls <= 0:
             return math.inf
         laxity = self.view(rest_bytes).laxity_ns(round(now_ns))
-        below = [
-            value
-            for number, value in enumerate(DEFAULT_THRESHOLDS_ns, start=1)
-            if self.class_now < number <= limits.class_ceiling and value <= laxity
-        ]
-        # One more nanosecond, since laxity must be below the threshold.
-        return now_ns + (laxity - max(below) + 1) / falls if below else math.inf
+        return now_ns + until_next_class_ns(limits, laxity, self.class_now, falls)
 
     def _draw(self, count: int) -> None:
         self._factors = self.spec.compute_factors(count, self._seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,10 +140,3 @@ class ClusterJob:
             first = int(stream.integers(len(self.factors))) if seed else 0
             return [self.factors[(first + place) % len(self.factors)] for place in range(count)]
         return [float(value) for value in 1 + self.jitter * stream.uniform(-1, 1, count)]
-
-
-def names_differ(jobs: Sequence[ClusterJob]) -> None:
-    """Raise UsageError unless there are jobs, each with a name of its own."""
-    names = [job.name for job in jobs]
-    if not names or len(set(names)) != len(names):
-        raise UsageError(f"Jobs are {', '.join(names) or 'none'}; allowed: one or more, each once.")

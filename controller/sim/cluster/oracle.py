@@ -19,10 +19,11 @@ from controller.priority.policies.mltcp import INTERCEPT, SLOPE
 from controller.sim.cluster.course import Course
 from controller.sim.cluster.engine import simulate_cluster, wanted_iterations
 from controller.sim.cluster.job_run import JobRun
-from controller.sim.cluster.jobs import ClusterJob, names_differ
+from controller.sim.cluster.jobs import ClusterJob
 from controller.sim.cluster.outcome import ClusterConditions, ClusterOutcome
 from controller.sim.cluster.simulation import Progress, Simulation, StarvedError
 from controller.sim.cluster.topology import LeafSpine
+from controller.sim.jobs import names_differ
 from controller.sim.measures import Iteration, Measures, measure
 
 _S = 1e9
@@ -131,7 +132,7 @@ def best_known(
     UsageError
         As `simulate_cluster`.
     """
-    names_differ(jobs)
+    names_differ([job.name for job in jobs])
     wanted = wanted_iterations(jobs, until_iterations, warmup)
     names = [*ORDERS, *WEIGHTS]
     runs = len(names) + (base is None)

@@ -17,13 +17,11 @@ from controller.sim.cluster.jobs import ClusterJob
 from controller.sim.cluster.meetings import contention
 from controller.sim.cluster.outcome import ClusterConditions, ClusterOutcome
 from controller.sim.cluster.sharing import Fabric
-from controller.sim.cluster.steering import Steering
+from controller.sim.cluster.steering import SAME_ns, Steering
 from controller.sim.cluster.topology import LeafSpine
 from controller.sim.cluster.transfers import Transfers
 from controller.sim.measures import Iteration
 
-# Two events closer than this are one: far below what a packet needs on any link.
-_SAME_ns = 1e-3
 _CHECK_EVERY = 1024  # instants, for starved jobs
 _PROGRESS_EVERY = 64  # iterations
 # Rows of the table of what happens next to each job.
@@ -115,7 +113,7 @@ class Simulation:
         now_ns = self.now_ns = max(self.now_ns, next_ns)
         steering = self.steering
         count = len(self.runs)
-        for place in np.flatnonzero(self.times_ns <= now_ns + _SAME_ns).tolist():
+        for place in np.flatnonzero(self.times_ns <= now_ns + SAME_ns).tolist():
             row, job = divmod(place, count)
             if row == _FINISH:
                 self._step_over(job)
@@ -125,7 +123,7 @@ class Simulation:
                 self.times_ns[_GUARD, job] = math.inf
                 if self.guards.has_to_wait(job):
                     steering.ask_about(job)
-        if self.own_ns <= now_ns + _SAME_ns:
+        if self.own_ns <= now_ns + SAME_ns:
             self._own()
         if self.set_changed:
             self._regroup()
@@ -184,7 +182,7 @@ class Simulation:
         if run.step < len(run.steps):
             usages = self.usages[job]
             ready_ns = run.ready_ns[run.steps[run.step].bucket]
-            if ready_ns <= now_ns + _SAME_ns:
+            if ready_ns <= now_ns + SAME_ns:
                 self._load(job, keeps_rate=usages[run.step] == usages[run.step - 1])
                 return
             run.phase = Phase.WAITING
@@ -195,7 +193,7 @@ class Simulation:
         self.steering.ask_about(job)
         self.guards.end(job)
         run.close(now_ns)
-        if run.compute_end_ns <= now_ns + _SAME_ns:
+        if run.compute_end_ns <= now_ns + SAME_ns:
             self._end(job)
         else:
             self.times_ns[_TIMER, job] = run.compute_end_ns

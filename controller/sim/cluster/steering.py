@@ -17,7 +17,8 @@ from controller.sim.cluster.job_run import JobRun, Phase
 from controller.sim.cluster.outcome import ClusterConditions
 from controller.sim.cluster.transfers import Transfers
 
-_SAME_ns = 1e-3
+# Two events closer than this are one: far below what a packet needs on any link.
+SAME_ns = 1e-3
 
 
 class Steering:
@@ -126,7 +127,7 @@ class Steering:
     def step(self, now_ns: float) -> bool:
         """Ask what has to be asked, and apply what has arrived; return whether anything was due."""
         # A decision about the first jobs is in force when they begin.
-        limit_ns = now_ns + _SAME_ns if self._has_begun else math.inf
+        limit_ns = now_ns + SAME_ns if self._has_begun else math.inf
         self._has_begun = True
         self._add_ticks(now_ns)
         due = bool(self._ask or self.stale)
@@ -155,7 +156,7 @@ class Steering:
         for component, (asked_ns, tick_ns, members) in enumerate(
             zip(self._asked_ns, self._tick_ns, self._members, strict=True)
         ):
-            if tick_ns and now_ns + _SAME_ns >= asked_ns + tick_ns and self._contend(members):
+            if tick_ns and now_ns + SAME_ns >= asked_ns + tick_ns and self._contend(members):
                 self._ask.add(component)
 
     def _tick_of(self, members: Sequence[int]) -> int:
