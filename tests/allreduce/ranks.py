@@ -10,6 +10,7 @@ import queue
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -136,9 +137,33 @@ class Stranger:
         return data
 
 
-def descriptors() -> int:
-    """Open descriptors of this process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
+class Opened:
+    """What this process has since then that it had not.
+
+    Sets, not counts: a thread of a test before may end meanwhile, and would hide one of ours.
+    """
+
+    def __init__(self) -> None:
+        self._threads = set(threading.enumerate())
+        self._descriptors = self._all_descriptors()
+
+    @staticmethod
+    def _all_descriptors() -> set[tuple[str, str]]:
+        found = set()
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the one this list was read with
+                found.add((entry.name, str(entry.readlink())))
+        return found
+
+    @property
+    def threads(self) -> set[threading.Thread]:
+        """Threads that run and did not."""
+        return set(threading.enumerate()) - self._threads
+
+    @property
+    def descriptors(self) -> set[tuple[str, str]]:
+        """Numbers and targets of open descriptors that were not open."""
+        return self._all_descriptors() - self._descriptors
 
 
 # ---- ranks in processes of their own ----

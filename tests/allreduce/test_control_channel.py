@@ -11,7 +11,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -26,10 +25,10 @@ from controller.allreduce.errors import ClosedError, CollectiveError, StallError
 from controller.allreduce.frames import MAX_DOCUMENT_BYTES, MAX_FRAME_BYTES
 from controller.errors import UsageError
 from tests.allreduce.ranks import (
+    Opened,
     Stranger,
     be_rank,
     be_rank_with_child,
-    descriptors,
     free_master,
     gather,
     group,
@@ -223,11 +222,12 @@ def test_who_leaves_while_much_is_on_its_way_to_him_has_still_left(master: Maste
 def test_nothing_is_left_behind(master: Master) -> None:
     with group(2, master):
         pass  # whatever is made once in a process
-    before = descriptors(), threading.active_count()
+    opened = Opened()
     with group(5, master) as channels:
         gather(channels)
-        assert threading.active_count() >= before[1] + 5
-    assert (descriptors(), threading.active_count()) == before
+        assert len(opened.threads) >= 5
+    assert not opened.threads
+    assert not opened.descriptors
     assert not master.path or not Path(master.path).exists()
 
 

@@ -32,8 +32,8 @@ from controller.allreduce.environment import Master, Placement, TlsFiles
 from controller.allreduce.errors import StallError
 from controller.errors import ConflictError, PrivilegeError, UsageError
 from tests.allreduce.ranks import (
+    Opened,
     Stranger,
-    descriptors,
     free_master,
     gather,
     group,
@@ -77,10 +77,10 @@ def test_all_ranks_meet_and_the_place_is_free_again(size: int, master: Master) -
 
 
 def test_a_group_of_one_needs_no_socket() -> None:
-    before = descriptors()
+    opened = Opened()
     channel = ControlChannel.join(Placement(0, 1, 0, None), timeout_s=1)
     assert channel.all_gather({"a": (1, 2)}, 1) == [{"a": [1, 2]}]
-    assert descriptors() == before
+    assert not opened.descriptors
     channel.abort({})
     channel.close()
 
@@ -156,11 +156,12 @@ def test_without_rank_0_a_member_says_that_nobody_was_there(master: Master) -> N
 
 
 def test_a_failed_rendezvous_leaves_no_thread_and_no_descriptor(master: Master) -> None:
-    before = descriptors(), threading.active_count()
+    opened = Opened()
     for rank in (0, 1):
         with pytest.raises(StallError):
             join(rank, 2, master, timeout_s=0.2)
-    assert (descriptors(), threading.active_count()) == before
+    assert not opened.threads
+    assert not opened.descriptors
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
@@ -264,13 +265,13 @@ def test_who_says_nothing_or_says_it_slowly_is_cut_off(monkeypatch: pytest.Monke
 
 def test_a_crowd_of_strangers_does_not_keep_the_ranks_out() -> None:
     master = free_master()
-    before = descriptors()
+    opened = Opened()
     with waiting_rank_0(3, master), contextlib.ExitStack() as crowd:
         for _ in range(100):
             crowd.enter_context(Stranger(master))
         time.sleep(0.2)
         # Rank 0's end of at most size + 16 of them, its loop and its listener.
-        assert descriptors() - before < 100 + 19 + 10
+        assert len(opened.descriptors) < 100 + 19 + 10
         crowd.close()
         met = in_threads(lambda: join(1, 3, master), lambda: join(2, 3, master))
         in_threads(*(channel.close for channel in met))

@@ -22,6 +22,7 @@ from controller.allreduce import report
 from controller.allreduce.report import ClassInForce, JobReporter, parse_answer
 from controller.errors import UsageError
 from controller.priority.jobs import JobReport
+from tests.allreduce.ranks import Opened
 
 ANSWER = {"class": 5, "traffic_class": 136, "plan_valid_until_ns": None, "packets_seen": False}
 
@@ -296,7 +297,7 @@ def test_without_a_controller_nothing_happens_but_one_line_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "stellar.report")
-    before = threading.active_count()
+    opened = Opened()
     with JobReporter("train", tmp_path / "none") as reporter:
         for iteration in range(100):
             operation = reporter.begin(iteration, 1000, 1.0)
@@ -306,7 +307,7 @@ def test_without_a_controller_nothing_happens_but_one_line_in_the_log(
         assert reporter.in_force is reporter.class_in_force is reporter.traffic_class is None
         assert (reporter.messages, reporter.control_bytes) == (0, 0)
     assert [record.levelno for record in caplog.records] == [logging.DEBUG]
-    assert threading.active_count() == before
+    assert not opened.threads
 
 
 def test_a_directory_that_may_not_be_entered_is_no_controller(tmp_path: Path) -> None:
@@ -321,11 +322,7 @@ def test_a_directory_that_may_not_be_entered_is_no_controller(tmp_path: Path) ->
 
 
 def test_no_descriptor_and_no_thread_is_left(fake: Fake) -> None:
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    # Of a connection the fake has one end, and keeps it.
-    before, threads = descriptors() - fake.connections, threading.active_count()
+    opened, connections = Opened(), fake.connections
     for _ in range(5):
         reporter = JobReporter("train", fake.run_dir)
         wait(lambda reporter=reporter: reporter.in_force is not None)
@@ -333,8 +330,9 @@ def test_no_descriptor_and_no_thread_is_left(fake: Fake) -> None:
         reporter.close()
         assert reporter.in_force is None
     fake.hang_up()
-    wait(lambda: threading.active_count() == threads)
-    assert descriptors() - fake.connections == before
+    wait(lambda: not opened.threads)
+    # Of a connection the fake has one end, and keeps it.
+    assert len(opened.descriptors) == fake.connections - connections
 
 
 @pytest.mark.parametrize(

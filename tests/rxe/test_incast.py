@@ -6,18 +6,13 @@ All numbers are relative to `none` of the same module, or to the port's rate.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping
 
 import pytest
 
 from tests.rxe.congestion import (
-    MIN_BACKLOG_RATIO,
-    MIN_GOODPUT_SHARE,
-    MIN_JAIN,
-    MIN_RETRANSMIT_RATIO,
+    Verdict,
     governed,
-    run_undisturbed,
     verdict,
 )
 from tests.rxe.traffic import Incast, Load, Outcome, Shape, Variant
@@ -30,10 +25,9 @@ SHAPE = Shape(RATE_bit, 480_000, RATE_bit // 8 * 3 // 1000)
 LOAD = Load(timeout=16, warmup_s=6.0, seconds=4.0)
 SENDERS = (2, 4)
 MARKS = ("window", "instant")
-# What was to depart in a pause of the whole machine departs at its end, all at once: 200 kB. After
-# a longer one the run is repeated.
-MAX_PAUSE_ms = 40.0
-# Shorter ones cost packets, too, on a machine that others use: 9.9 times fewer instead of 44.
+# Half and less of what control reaches on a quiet machine, which `scripts/incast` asks for. What
+# was to depart in a pause of the whole machine departs at its end, all at once: 200 kB in 40 ms.
+NEEDED = Verdict(goodput_share=0.7, jain=0.9, retransmit_ratio=5.0, backlog_p99_ratio=1.5)
 ATTEMPTS = 3
 
 Outcomes = Mapping[tuple[int, str], Outcome]
@@ -44,21 +38,21 @@ def outcomes(rxe_kernel: None) -> Iterator[Outcomes]:
     """Each number of senders without control and with both markers."""
     found: dict[tuple[int, str], Outcome] = {}
 
-    def run(beds: Mapping[int, Incast], name: str, max_pause_ms: float) -> None:
+    def run(beds: Mapping[int, Incast], name: str) -> None:
         variant = Variant(name, lambda _: contextlib.nullcontext())
         for count, bed in beds.items():
             for _ in range(ATTEMPTS):
-                found[count, name], _ = run_undisturbed(bed, variant, max_pause_ms)
+                found[count, name] = bed.run(variant)
                 none = found[count, "none"]
-                if name == "none" or verdict([none], [found[count, name]]).reached:
+                if name == "none" or verdict([none], [found[count, name]]).reaches(NEEDED):
                     break
 
     with rxe_switched(max(SENDERS) + 1) as (switch, hosts):
         beds = {n: Incast(switch, [*hosts[:n], hosts[-1]], SHAPE, LOAD) for n in SENDERS}
-        run(beds, "none", math.inf)
+        run(beds, "none")
         for mark in MARKS:
             with governed(beds[max(SENDERS)], mark):
-                run(beds, mark, MAX_PAUSE_ms)
+                run(beds, mark)
     yield found
 
 
@@ -78,7 +72,4 @@ def test_control_is_fair_fills_the_port_and_keeps_its_queue_short(
 ) -> None:
     other = outcomes[senders, mark]
     result = verdict([outcomes[senders, "none"]], [other])
-    assert result.jain >= MIN_JAIN, other
-    assert result.goodput_share >= MIN_GOODPUT_SHARE, other
-    assert result.retransmit_ratio >= MIN_RETRANSMIT_RATIO, other
-    assert result.backlog_p99_ratio >= MIN_BACKLOG_RATIO, other
+    assert result.reaches(NEEDED), (result, other)

@@ -27,7 +27,8 @@ PORT = 4001
 # burst goes: one of several runs has to come near it. None may pass it.
 NEAR, ABOVE, ATTEMPTS = 0.8, 1.05, 5
 # asm-generic/socket.h; Python names none of them.
-_SO_SNDBUFFORCE, _SO_TIMESTAMPNS, _SO_MAX_PACING_RATE, _SO_TXTIME = 32, 35, 47, 61
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 32, 33, 35
+_SO_MAX_PACING_RATE, _SO_TXTIME = 47, 61
 
 
 def _setup(host: Host, rate_Bps: int | None, kind: str = "htb") -> qdisc.Setup:
@@ -124,6 +125,8 @@ def test_fq_of_a_class_paces_below_its_ceiling(pair: tuple[RxeHost, RxeHost]) ->
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.bind((receiver.address, PORT))
         sock.settimeout(10)
+        # Nobody reads before all are sent: the default holds a hundred packets.
+        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 24)
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         return sock
 
