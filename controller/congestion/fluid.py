@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,40 @@ _NS = 1e-9
 _ALMOST_ONE = 1 - 2.0**-52
 # More flows than this at one queue is a mistake in a number rather than a network.
 MAX_FLOWS = 100_000
+
+
+class Loop(Protocol):
+    """What the loops of all models have."""
+
+    @property
+    def flows(self) -> int:
+        """Flows through the queue."""
+
+    @property
+    def delay_ns(self) -> float:
+        """Delay of the loop, without the queue's."""
+
+
+def check_loop(kind: str, loop: Loop, *rows: tuple[str, bool, str]) -> None:
+    """Raise UsageError unless all numbers of a loop are in range.
+
+    Parameters
+    ----------
+    kind
+        What errors call it.
+    loop
+        Its flows and its delay are checked first, then the rest.
+    rows
+        Of the rest: member, whether it is in range, and what is allowed. Infinite is never.
+    """
+    for key, good, allowed in (
+        ("flows", 1 <= loop.flows <= MAX_FLOWS, f"1 .. {MAX_FLOWS}"),
+        ("delay_ns", 0 <= loop.delay_ns <= 1e9, "0 .. 1e9 ns"),
+        *rows,
+    ):
+        value = getattr(loop, key)
+        if not (good and math.isfinite(value)):
+            raise UsageError(f"{kind} key {key} is {value!r}; allowed: {allowed}.")
 
 
 @dataclass(frozen=True)
@@ -71,9 +105,9 @@ class DcqcnLoop:
     packet_bytes: float = 1000.0
 
     def __post_init__(self) -> None:
-        for key, good, allowed in (
-            ("flows", 1 <= self.flows <= MAX_FLOWS, f"1 .. {MAX_FLOWS}"),
-            ("delay_ns", 0 <= self.delay_ns <= 1e9, "0 .. 1e9 ns"),
+        check_loop(
+            "Loop",
+            self,
             ("kmin_bytes", self.kmin_bytes >= 0, "0 and more"),
             # The queue moves in packets: on a shorter line no slope is what it meets.
             (
@@ -95,9 +129,7 @@ class DcqcnLoop:
                 "0 .. the link's rate",
             ),
             ("packet_bytes", 1 <= self.packet_bytes <= 65_536, "1 .. 65536"),
-        ):
-            if not (good and math.isfinite(getattr(self, key))):
-                raise UsageError(f"Loop key {key} is {getattr(self, key)!r}; allowed: {allowed}.")
+        )
 
     @property
     def share_Bps(self) -> float:

@@ -13,9 +13,8 @@ import numpy as np
 
 from controller.congestion.convergence import EQUAL_SHARE
 from controller.congestion.delay_equations import Array, History, integrate
-from controller.congestion.fluid import MAX_FLOWS
+from controller.congestion.fluid import check_loop
 from controller.congestion.linear import DelayedSystem, DelayTerm
-from controller.errors import UsageError
 
 _NS = 1e-9
 _Mbit_Bps = 10**6 / 8
@@ -65,9 +64,9 @@ class TimelyLoop:
     packet_bytes: float = 1000.0
 
     def __post_init__(self) -> None:
-        for key, good, allowed in (
-            ("flows", 1 <= self.flows <= MAX_FLOWS, f"1 .. {MAX_FLOWS}"),
-            ("delay_ns", 0 <= self.delay_ns <= 1e9, "0 .. 1e9 ns"),
+        check_loop(
+            "TIMELY",
+            self,
             ("link_Bps", self.link_Bps > 0, "above 0"),
             ("step_Bps", 0 < self.step_Bps <= self.link_Bps, "above 0, at most the link's rate"),
             ("decrease", 0 < self.decrease <= 1, "above 0, at most 1"),
@@ -77,9 +76,7 @@ class TimelyLoop:
             ("min_rtt_ns", self.min_rtt_ns > 0, "above 0"),
             ("segment_bytes", self.segment_bytes > 0, "above 0"),
             ("packet_bytes", 0 < self.packet_bytes <= self.segment_bytes, "1 .. segment_bytes"),
-        ):
-            if not (good and math.isfinite(getattr(self, key))):
-                raise UsageError(f"TIMELY key {key} is {getattr(self, key)!r}; allowed: {allowed}.")
+        )
 
     @property
     def share_Bps(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +14,9 @@ from controller.lab.scenario import RANDOM, ClusterScenario, JobSpec
 from controller.sim.cluster.course import Course
 from controller.sim.cluster.jobs import ClusterJob
 from controller.sim.cluster.placement import place
+from controller.sim.streams import BEGINS, stream
 from controller.units import format_duration
 
-# Tells the stream of begins from that of compute times, which has the same seed and name.
-_BEGINS = 2
 MAX_SHOWN = 8
 # Of all jobs of a seed: hours for each policy already, and each iteration is kept until the end.
 MAX_TOTAL_ITERATIONS = 5_000_000
@@ -75,8 +73,7 @@ def build(scenario: ClusterScenario, seed: int) -> Setup:
     asked_Bps, used = np.zeros(fabric.links), {}
     for job in _placed(scenario, seed):
         course = Course(job, fabric, scenario.conditions.qps_per_peer, seed)
-        mean = sum(job.factors) / len(job.factors) if job.factors else 1.0
-        period_ns = float(course.undisturbed([mean]).duration_ns[0])
+        period_ns = float(course.undisturbed([job.mean_factor]).duration_ns[0])
         periods[job.name] = period_ns
         rates_Bps = _asked_Bps(course, period_ns, fabric.links)
         asked_Bps += rates_Bps
@@ -160,7 +157,7 @@ def _arrivals_ns(scenario: ClusterScenario, spec: JobSpec, seed: int) -> list[fl
 
 
 def _begins(seed: int, *names: str) -> np.random.Generator:
-    return np.random.default_rng((seed, zlib.crc32("/".join(names).encode()), _BEGINS))
+    return stream(seed, "/".join(names), BEGINS)
 
 
 def _until(

@@ -11,26 +11,25 @@ from controller.congestion.dcqcn import PRESETS, preset
 from controller.congestion.timely_flows import TimelyParameters
 from controller.errors import UsageError
 from controller.lab.congestion_report import IncastReport, SteadyReport
+from controller.lab.reading import HIGH_Bps, LOW_Bps
 from controller.priority.classes import default_classes, thresholds
 from controller.sim.congestion.experiment import (
     MAX_SEEDS,
     STANDARD,
     VARIANTS,
     IncastExperiment,
-    Progress,
 )
 from controller.sim.congestion.incast import MAX_SENDERS, IncastConditions
 from controller.sim.congestion.links import Link
 from controller.sim.congestion.steady import SteadyConditions
 from controller.sim.congestion.steady_experiment import SteadyExperiment
 from controller.sim.congestion.windows import Workload
+from controller.sim.progress import Progress
 from controller.units import format_duration, parse_ns
 
 KIND = "congestion"
 # What may stand at the top of a file.
 KEYS = ("kind", "about", "incast", "steady", "network", "workload")
-# One megabit to ten terabit a second.
-_LOW_Bps, _HIGH_Bps = 125_000, 1_250_000_000_000
 _MS, _S = 10**6, 10**9
 _MAX_bytes = 1 << 40
 _SAMPLE_ns = min(IncastConditions.sample_ns, SteadyConditions.sample_ns)
@@ -127,7 +126,7 @@ class _Network:
 
     def __init__(self, section: Section) -> None:
         self.section = section
-        link_Bps = section.rate("link", 12_500_000_000, _LOW_Bps, _HIGH_Bps)
+        link_Bps = section.rate("link", 12_500_000_000, LOW_Bps, HIGH_Bps)
         self.parameters = preset(section.text("preset", "paper", tuple(PRESETS)), link_Bps)
         kmin, kmax, pmax = thresholds(default_classes()[0], link_Bps)
         self.kmin_bytes = section.size("kmin", kmin, 0, _MAX_bytes)
@@ -235,7 +234,7 @@ def _dcqcn_conditions(section: Section) -> SteadyConditions:
 
 
 def _timely_conditions(section: Section) -> SteadyConditions:
-    link_Bps = section.rate("link", round(TimelyParameters().link_Bps), _LOW_Bps, _HIGH_Bps)
+    link_Bps = section.rate("link", round(TimelyParameters().link_Bps), LOW_Bps, HIGH_Bps)
     packet_bytes, step_ns = _packets(section)
     with told_with(section.label):
         return SteadyConditions(
@@ -258,14 +257,20 @@ def _variants(section: Section) -> tuple[str, ...]:
     return tuple(dict.fromkeys([STANDARD, *names]))
 
 
+def _listed(section: Section, key: str, default: list[Any], what: str) -> list[Any]:
+    """A list that is not empty, of values that nobody has looked at."""
+    values = section.raw(key, default)
+    if not isinstance(values, list) or not values:
+        raise UsageError(
+            f"{section.where(key)} is {values!r}; allowed: a list of {what}.", "Correct it."
+        )
+    return values
+
+
 def _numbers(
     section: Section, key: str, default: tuple[int, ...], low: int, high: int
 ) -> tuple[int, ...]:
-    values = section.raw(key, list(default))
-    if not isinstance(values, list) or not values:
-        raise UsageError(
-            f"{section.where(key)} is {values!r}; allowed: a list of numbers.", "Correct it."
-        )
+    values = _listed(section, key, list(default), "numbers")
     return tuple(_whole(value, section.where(key), low, high) for value in values)
 
 
@@ -276,13 +281,8 @@ def _whole(value: Any, where: str, low: int, high: int) -> int:
 
 
 def _delays(section: Section) -> tuple[int, ...]:
-    values = section.raw("delays", ["1us", "50us", "85us", "100us"])
-    if not isinstance(values, list) or not values:
-        raise UsageError(
-            f"{section.where('delays')} is {values!r}; allowed: a list of durations.", "Correct it."
-        )
     result = []
-    for value in values:
+    for value in _listed(section, "delays", ["1us", "50us", "85us", "100us"], "durations"):
         with told_with(section.where("delays")):
             delay_ns = parse_ns(str(value))
         if delay_ns > 10 * _MS:

@@ -16,7 +16,7 @@ from controller.lab import reading
 from controller.lab.scenario import ClusterScenario
 
 if TYPE_CHECKING:
-    from controller.sim.cluster.simulation import Progress
+    from controller.sim.progress import Progress
 
 CLUSTER, CONGESTION = KINDS = (reading.KIND, "congestion")
 

@@ -37,7 +37,7 @@ KEYS = (
     "topology", "conditions", "job",
 )  # fmt: skip
 # One megabit to ten terabit a second.
-_LOW_Bps, _HIGH_Bps = 125_000, 1_250_000_000_000
+LOW_Bps, HIGH_Bps = 125_000, 1_250_000_000_000
 _MAX_PLAN_ns = 60_000_000_000
 _MAX_QPS = 64
 _MAX_RAISE_nbytes = 1 << 30
@@ -123,7 +123,7 @@ def _policies(path: Path, value: Any) -> tuple[str, ...]:
 def _network(section: Section) -> Network:
     section.require("nics_per_leaf", f"1 .. {MAX_NICS}")
     section.require("nic_rate", "a rate, as in 100gbit")
-    nic_Bps = section.rate("nic_rate", 0, _LOW_Bps, _HIGH_Bps)
+    nic_Bps = section.rate("nic_rate", 0, LOW_Bps, HIGH_Bps)
     leaves = section.integer("leaves", 1, 1, MAX_NICS)
     if leaves > 1:
         section.require("spines", f"1 .. {MAX_NICS}, where there are several leaves")
@@ -131,7 +131,7 @@ def _network(section: Section) -> Network:
         "leaves": leaves,
         "nics_per_leaf": section.integer("nics_per_leaf", 1, 1, MAX_NICS),
         "spines": section.integer("spines", 0, 0, MAX_NICS),
-        "uplink_Bps": float(section.rate("uplink_rate", nic_Bps, _LOW_Bps, _HIGH_Bps)),
+        "uplink_Bps": float(section.rate("uplink_rate", nic_Bps, LOW_Bps, HIGH_Bps)),
         "uplinks_per_spine": section.integer("uplinks_per_spine", 1, 1, MAX_NICS),
     }
     placement = section.text("placement", RANDOM_PLACEMENT, WAYS)

@@ -17,7 +17,7 @@ from controller.errors import StellarError
 from controller.lab.report import ClusterReport
 from controller.lab.scenario import ClusterScenario
 from controller.lab.tasks import Run, Task, simulate, with_best_known
-from controller.sim.cluster.simulation import Progress
+from controller.sim.progress import Progress
 
 # Steps of the progress for each task: a long one shows that it moves.
 _STEPS = 1000

@@ -15,8 +15,8 @@ from controller.priority.coordination import find_coordinator
 from controller.sim.cluster.engine import simulate_cluster
 from controller.sim.cluster.oracle import best_known, undisturbed_iterations
 from controller.sim.cluster.outcome import ClusterOutcome
-from controller.sim.cluster.simulation import Progress
 from controller.sim.measures import Iteration, Measures, measure, percentile
+from controller.sim.progress import Progress
 
 _MS = 1e6
 # Of the distributions that figures show; the tail is where policies differ.

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-import zlib
-from collections import deque
-
-import numpy as np
 
 from controller.priority.policy import Assignment, JobView
 from controller.sim.conditions import Conditions
 from controller.sim.jobs import SimJob
 from controller.sim.laxity_class import laxity_class, until_next_class_ns
+from controller.sim.measures import Iteration
+from controller.sim.slowdown import RecentSlowdown
 
 # A window with less than this to go is over: floating point leaves about 1e-6 of a byte.
 END_bytes = 1e-3
-# Iterations whose mean slowdown a policy is told, and how many there must be: as in
-# controller/iteration/tracker.py.
-_RECENT = 8
-_LEAST_RECENT = 2
 
 
 class JobState:
@@ -45,7 +39,7 @@ class JobState:
         self.switch_bytes = 0.0
         self.guard_ns = math.inf
         self.shift_ns = 0.0  # of the next window, told while one is open
-        self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._slowdown = RecentSlowdown()
         self.carried_bytes = 0.0
         self.resent_bytes = 0.0
         self.next_iteration(spec.offset_ns)
@@ -78,11 +72,7 @@ class JobState:
 
     def _draw(self, count: int) -> None:
         self.compute_ns = self.spec.compute_times_ns(count, self.seed)
-        # A stream of its own: errors of the controller must not change what jobs do.
-        stream = np.random.default_rng((self.seed, zlib.crc32(self.spec.name.encode()), 1))
-        off = stream.uniform(-1, 1, (count, 2))
-        off *= (self.conditions.start_error, self.conditions.bytes_error)
-        self.errors = [(float(start), float(size)) for start, size in off]
+        self.errors = self.conditions.prediction_errors(self.spec.name, count, self.seed)
 
     def view(self) -> JobView:
         """As the policy sees it."""
@@ -96,7 +86,7 @@ class JobState:
             alone_Bps=link_Bps,
             compute_ns=round(spec.compute_ns),
             max_slowdown=spec.max_slowdown,
-            slowdown=self.slowdown(),
+            slowdown=self._slowdown.value,
             traffic_class=spec.traffic_class,
             class_floor=spec.class_floor,
             class_ceiling=spec.class_ceiling,
@@ -104,13 +94,16 @@ class JobState:
             work=spec.work,
         )
 
-    def slowdown(self) -> float:
-        """Of the last iterations, as the agent knows it."""
-        if len(self.recent) < _LEAST_RECENT:
-            return 1.0
-        window_ns = self.spec.window_ns(self.conditions.link_Bps)
-        ideal_ns = sum(compute_ns + window_ns for _, compute_ns in self.recent)
-        return sum(duration_ns for duration_ns, _ in self.recent) / ideal_ns
+    def end(self, now_ns: float) -> Iteration:
+        """End the iteration and begin the next; what it leaves behind."""
+        row = Iteration(
+            self.spec.name, self.iteration, self.compute_begin_ns, self.begin_ns, now_ns
+        )
+        compute_ns = row.window_begin_ns - row.compute_begin_ns
+        alone_ns = compute_ns + self.spec.window_ns(self.conditions.link_Bps)
+        self._slowdown.add(row.duration_ns, alone_ns)
+        self.next_iteration(now_ns)
+        return row
 
     def wanted_class(self, view: JobView, now_ns: float) -> int:
         """The class that the dataplane gives within the limits in force, by laxity."""

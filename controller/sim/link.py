@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from controller.errors import UsageError
 
 
-def check_link(rate_Bps: float, floor_share: float, classes: int) -> None:
-    """Raise UsageError unless the floors of so many classes fit on a link with a rate."""
+def check_rate(rate_Bps: float) -> None:
+    """Raise UsageError unless a link has a rate."""
     if not 0 < rate_Bps < float("inf"):
         raise UsageError(f"Link rate is {rate_Bps!r} bytes/s; allowed: a number above 0.")
-    check_floor(floor_share, classes)
 
 
 def check_floor(floor_share: float, classes: int) -> None:

@@ -13,7 +13,7 @@ from controller.priority.policies.guard import guard_margin_ns
 from controller.priority.policy import Assignment, Policy
 from controller.sim.conditions import Conditions, Outcome
 from controller.sim.job_state import END_bytes, JobState
-from controller.sim.jobs import Iteration, SimJob, names_differ
+from controller.sim.jobs import Iteration, SimJob, StarvedError, names_differ
 from controller.sim.link import allocate_Bps
 from controller.sim.measures import Alone
 
@@ -107,10 +107,7 @@ class _Simulation:
         else:
             done = {job.spec.name: job.iteration for job in self.jobs}
             stuck = min(done, key=lambda name: done[name] / self.iterations[name])
-            raise UsageError(
-                f"The simulation does not come to an end: job {stuck} does not get through.",
-                "Give classes a floor, or let the jobs above it compute.",
-            )
+            raise StarvedError.of(stuck)
         return Outcome(
             iterations=tuple(self.rows),
             carried_bytes={job.spec.name: job.carried_bytes for job in self.jobs},
@@ -178,13 +175,9 @@ class _Simulation:
         return ask
 
     def _end(self, job: JobState) -> None:
-        row = Iteration(
-            job.spec.name, job.iteration, job.compute_begin_ns, job.begin_ns, self.now_ns
-        )
-        if job.iteration < self.iterations[job.spec.name]:
+        row = job.end(self.now_ns)
+        if row.iteration < self.iterations[row.job]:
             self.rows.append(row)
-        job.recent.append((row.duration_ns, row.window_begin_ns - row.compute_begin_ns))
-        job.next_iteration(self.now_ns)
 
     def _ask(self) -> None:
         views = [job.view() for job in self.jobs]

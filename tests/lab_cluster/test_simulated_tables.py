@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from controller.sim.congestion.steady import SteadyCase, SteadyConditions, simulate_steady
+
 _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(_SCRIPTS))
 tables = importlib.import_module("simulation_tables")
 models = importlib.import_module("simulation_tables_models")
+marks_tables = importlib.import_module("simulation_tables_marks")
+marks = importlib.import_module("simulation_marks")
 words = importlib.import_module("simulation_text")
 figures = importlib.import_module("simulation_figures")
 sys.path.remove(str(_SCRIPTS))
@@ -171,6 +175,86 @@ def test_the_map_is_drawn_by_delay_and_flows() -> None:
     document = stability_map(rows)
     document["presets"]["connectx"] = rows
     assert len(figures.map_figure(document).axes) == 4
+
+
+# ---- marks ----
+
+
+def marks_document(live_used: float, least_us: float | None = 41.04) -> dict[str, Any]:
+    """40 Gbit/s with a live window that uses so much of the port, 1 Gbit/s where all do."""
+    windows = {1000.0: live_used, 48.0: 0.95, 0.0: 0.96}
+    return {
+        "command": "scripts/simulate marks", "stability_command": "controller lab stability",
+        "preset": "paper", "flows": 10, "delays_us": [1, 50], "windows_us": list(windows),
+        "slots": 16, "packet_bytes": 1000, "drain": 1.0, "echo": "held",
+        "links": [{"link_Gbps": 40}, {"link_Gbps": 1}],
+        "linear": [
+            {
+                "link_Gbps": link_Gbps, "window_us": window_us, "exists": True,
+                "critical_us": least_us, "least_critical_us": least_us,
+                "most_critical_us": least_us, "least_at_flows": 9, "fixed_points": [2, 3, 14],
+                **(dict.fromkeys(("critical_us", "least_critical_us", "most_critical_us"), 0.0)
+                   if (link_Gbps, window_us) == (40, 1000.0) else {}),
+            }
+            for link_Gbps in (40, 1)
+            for window_us in windows
+        ],
+        "rows": [
+            {
+                "model": model, "link_Gbps": link_Gbps, "window_us": window_us, "seed": 0,
+                "delay_us": delay_us, "seconds": 0.1, "jain": 0.99, "queue_mean_bytes": 5e4,
+                "queue_std_bytes": 7e4, "utilisation": share if link_Gbps == 40 else 0.999,
+            }
+            for link_Gbps in (40, 1)
+            for window_us, share in windows.items()
+            for delay_us in (1, 50)
+            for model in ("flows", "packets")
+            if (model, link_Gbps, window_us) != ("flows", 1, 48.0)
+        ],
+        "left_out": [{"link_Gbps": 1, "window_us": 48.0, "model": "flows", "why": "too short"}],
+    }  # fmt: skip
+
+
+def test_a_window_that_costs_throughput_is_told_and_where_it_does_not() -> None:
+    text = marks_tables.marks_section({"model-marks": marks_document(0.7)})
+    assert (
+        "**The live window of 1000 us costs 10 long flows throughput at 40 Gbit/s**: they use "
+        "70 to 70 % of the port, with instant marks 96 to 96 %. At 1 Gbit/s it is 100 to 100 %"
+    ) in text
+    assert "unstable at any delay and for every number of flows at 40 Gbit/s" in text
+    assert "| 40 | window of 1000 us | **0.0** | 0.0 | **70.0, 70.0** | 50/70, 50/70 |" in text
+    assert "costs 10 long flows no throughput" in marks_tables.verdict(marks_document(0.955))
+
+
+def test_delays_within_which_a_loop_is_stable_are_rounded_down() -> None:
+    claim = "stable for every number of flows with feedback within"
+    found = marks_tables.claims(marks_document(0.7, 41.96))
+    assert f"window of 48 us: {claim} 41 us at 40 Gbit/s and 41 us at 1 Gbit/s" in found
+    assert f"instant: {claim} 10 ms at 40 Gbit/s" in marks_tables.claims(
+        marks_document(0.7, None)
+    )[2]  # fmt: skip
+
+
+def test_a_cell_of_marks_that_is_left_out_says_why() -> None:
+    text = marks_tables.marks_section({"model-marks": marks_document(0.7)})
+    assert "Left out, flow by flow: 1 Gbit/s with 48 us: too short." in text
+    assert "| 1 | window of 48 us | 41.0 | 41.0 | (left out) |  |  | 99.9, 99.9 |" in text
+
+
+def test_a_law_slowed_evenly_gives_the_same_figures_later() -> None:
+    law = marks.Place(40).law
+
+    def used(factor: int) -> Any:
+        conditions = SteadyConditions(
+            parameters=marks.slowed(law, factor), seconds=0.01 * factor, warmup_s=0.005 * factor,
+            step_ns=1_000 * factor, sample_ns=10_000 * factor,
+        )  # fmt: skip
+        return simulate_steady([SteadyCase(10, 50_000 * factor)], conditions)[0]
+
+    now, later = used(1), used(20)
+    assert later.utilisation == pytest.approx(now.utilisation, rel=1e-3)
+    assert later.queue_mean_bytes == pytest.approx(now.queue_mean_bytes, rel=1e-2)
+    assert later.jain == pytest.approx(now.jain, rel=1e-3)
 
 
 # ---- incast ----
@@ -391,7 +475,7 @@ def test_a_page_without_figures_says_which_command_makes_them(tmp_path: Path) ->
     done = simulate("--page", "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "simulated-results.md").read_text()
-    for name in ("margins", "queue", "map", "incast", "cluster", "rxe", "growth"):
+    for name in ("margins", "queue", "map", "marks", "incast", "cluster", "rxe", "growth"):
         assert f"Not simulated yet: `scripts/simulate {name}` does it." in page
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import UsageError
-from controller.sim.link import allocate_Bps, check_link, max_min_Bps
+from controller.sim.link import allocate_Bps, check_floor, check_rate, max_min_Bps
 
 FREE = math.inf
 
@@ -73,6 +73,6 @@ def test_max_min_parts_cannot_be_made_fairer(seed):
 
 def test_an_impossible_link_is_refused():
     with pytest.raises(UsageError, match="Link rate is 0"):
-        check_link(0, 0.05, 8)
+        check_rate(0)
     with pytest.raises(UsageError, match="so that 8 floors fit"):
-        check_link(100, 0.2, 8)
+        check_floor(0.2, 8)

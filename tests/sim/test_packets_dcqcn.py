@@ -13,6 +13,7 @@ from scipy import signal
 from controller.congestion.dcqcn import PRESETS
 from controller.congestion.reaction_point import ReactionPoint
 from controller.errors import UsageError
+from controller.sim.fairness import jain, jain_of_sums
 from controller.sim.packets.events import EventQueue
 from controller.sim.packets.oscillation import autocorrelation, oscillation
 from controller.sim.packets.port import FifoPort, Marker, MarkingLine
@@ -21,7 +22,6 @@ from controller.sim.packets.steady import (
     PAPER_PARAMETERS,
     SteadyResult,
     SteadySetting,
-    jain,
     packet_steady,
 )
 
@@ -222,6 +222,13 @@ def test_noise_and_silence_do_not_swing() -> None:
 def test_jain_tells_equal_from_unequal() -> None:
     assert jain(np.array([3, 3, 3])) == 1
     assert jain(np.array([1, 0, 0, 0])) == 0.25
+    assert np.isnan(jain(np.zeros(3)))
+
+
+def test_jain_of_groups_is_that_of_each() -> None:
+    groups = [np.array([3, 3, 3]), np.array([1, 2, 4, 0]), np.zeros(2), np.zeros(0)]
+    sums = np.array([[each.size, each.sum(), (each**2).sum()] for each in groups])
+    np.testing.assert_equal(jain_of_sums(*sums.T), [jain(each) for each in groups])
 
 
 @pytest.mark.parametrize(

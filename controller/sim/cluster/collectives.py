@@ -103,26 +103,46 @@ def _patterns(
         return ()
     steps = _ring(len(nics)) if algorithm == RING else _halving_doubling(len(nics))
     places = np.asarray(nics, np.int64)
-    keys = mixed(key, zlib.crc32(name.encode()), np.arange(qps))
     used: dict[bytes, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
     patterns: list[_Pattern] = []
     for senders, receivers, share in steps:
         # The two halves of the exchange have the same partners: the same queue pairs.
         edges = senders.tobytes() + receivers.tobytes()
         if edges not in used:
-            used[edges] = _crossings(topology, places[senders], places[receivers], keys)
+            used[edges] = _crossings(
+                edge_paths(name, topology, places[senders], places[receivers], qps, key)
+            )
         patterns.append((*used[edges], share / qps))
     return tuple(patterns)
 
 
-def _crossings(
+def edge_paths(
+    name: str,
     topology: LeafSpine,
     sources: NDArray[np.int64],
     destinations: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    qps_per_peer: int,
+    key: int,
+) -> NDArray[np.int64]:
+    """Links that the flows of a job's edges cross, shape (edges, qps_per_peer, 4).
+
+    Parameters
+    ----------
+    name
+        Of the job: its queue pairs have UDP source ports of their own.
+    topology
+        The network; see `LeafSpine.paths` for the last axis.
+    sources, destinations
+        NICs of each edge, shape (edges,).
+    qps_per_peer, key
+        As in `stages`.
+    """
+    keys = mixed(key, zlib.crc32(name.encode()), np.arange(qps_per_peer))
+    return topology.paths(sources[:, None], destinations[:, None], keys[None, :])
+
+
+def _crossings(paths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Links used, and how many flows cross each."""
-    paths = topology.paths(sources[:, None], destinations[:, None], keys[None, :])
     links, counts = np.unique(paths[paths >= 0], return_counts=True)
     flows = counts.astype(np.float64)
     links.setflags(write=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -14,10 +13,11 @@ from controller.congestion.dcqcn import preset
 from controller.congestion.flows import DcqcnFlows
 from controller.errors import UsageError
 from controller.priority.coordination import Coordinator
+from controller.sim.cluster.collectives import edge_paths
 from controller.sim.cluster.jobs import RING, ClusterJob
 from controller.sim.cluster.outcome import ClusterConditions
 from controller.sim.cluster.simulation import Simulation
-from controller.sim.cluster.topology import LeafSpine, mixed
+from controller.sim.cluster.topology import LeafSpine
 from controller.sim.congestion import chance
 from controller.sim.congestion.feedback import CnpFeedback
 from controller.sim.congestion.links import Link
@@ -215,9 +215,8 @@ def ring_paths(
     if len(job.nics) == 1:
         return np.zeros((0, 4), np.int64)
     senders = np.asarray(job.nics, np.int64)
-    keys = mixed(key, zlib.crc32(job.name.encode()), np.arange(qps_per_peer))
-    paths = topology.paths(senders[:, None], np.roll(senders, -1)[:, None], keys[None, :])
-    paths = paths.reshape(-1, 4)
+    receivers = np.roll(senders, -1)
+    paths = edge_paths(job.name, topology, senders, receivers, qps_per_peer, key).reshape(-1, 4)
     # Within a leaf the two links in the middle are missing.
     order = np.argsort(paths < 0, axis=1, kind="stable")
     return np.take_along_axis(paths, order, axis=1)

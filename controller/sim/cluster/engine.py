@@ -13,9 +13,10 @@ from controller.priority.coordination import Coordinator
 from controller.sim.cluster.dcqcn import DcqcnSimulation
 from controller.sim.cluster.jobs import ClusterJob
 from controller.sim.cluster.outcome import DCQCN_SHARING, ClusterConditions, ClusterOutcome
-from controller.sim.cluster.simulation import Progress, Simulation
+from controller.sim.cluster.simulation import Simulation
 from controller.sim.cluster.topology import LeafSpine
 from controller.sim.jobs import names_differ
+from controller.sim.progress import Progress
 
 
 def simulate_cluster(

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import enum
 import math
-import zlib
-from collections import deque
 from typing import Any
-
-import numpy as np
 
 from controller.priority.policy import Assignment, JobView
 from controller.sim.cluster.course import Course
 from controller.sim.cluster.outcome import ClusterConditions
 from controller.sim.laxity_class import laxity_class, until_next_class_ns
 from controller.sim.measures import Alone, Iteration
+from controller.sim.slowdown import RecentSlowdown
 
-# Iterations whose mean slowdown a coordinator is told, and how many there must be: as in
-# controller/iteration/tracker.py.
-_RECENT = 8
-_LEAST_RECENT = 2
 _FIRST_DRAW = 64
 
 
@@ -65,10 +58,10 @@ class JobRun:
         self.assignment = self.default
         self.class_now = spec.traffic_class
         self._shift_ns = 0.0  # of the next window, told while one is open
-        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self._slowdown = RecentSlowdown()
         self._factors: list[float] = []
         self._draw(_FIRST_DRAW)
-        mean = course.undisturbed([sum(spec.factors) / len(spec.factors) if spec.factors else 1.0])
+        mean = course.undisturbed([spec.mean_factor])
         self.alone_period_ns = float(mean.duration_ns[0])
         # From the end of a window to the begin of the next, and what of it is in the iteration
         # of the next: the rest is backward pass after the window.
@@ -90,7 +83,6 @@ class JobRun:
             "work": float(spec.gpu_count) * compute_ns,
             "traffic_ns": self._traffic_ns(),
         }
-        self.slowdown = 1.0
         self._idle_view: JobView | None = None
         self._open_view: dict[str, Any] = {}
 
@@ -104,6 +96,11 @@ class JobRun:
     def alone_ns(self) -> float:
         """How long this very iteration would take undisturbed."""
         return self._durations_ns[self.iteration]
+
+    @property
+    def slowdown(self) -> float:
+        """Of the last iterations, as the agent knows it."""
+        return self._slowdown.value
 
     @property
     def is_open(self) -> bool:
@@ -177,11 +174,7 @@ class JobRun:
             self.window_end_ns,
             self.compute_end_ns,
         )
-        self._recent.append((row.duration_ns, self.alone_ns))
-        if len(self._recent) >= _LEAST_RECENT:
-            self.slowdown = sum(each[0] for each in self._recent) / sum(
-                each[1] for each in self._recent
-            )
+        self._slowdown.add(row.duration_ns, self.alone_ns)
         return row
 
     def alone(self, first: int, count: int) -> Alone:
@@ -254,8 +247,4 @@ class JobRun:
         self._durations_ns: list[float] = self.course.undisturbed(
             self._factors
         ).duration_ns.tolist()
-        # A stream of its own: errors of the coordinator must not change what jobs do.
-        stream = np.random.default_rng((self._seed, zlib.crc32(self.spec.name.encode()), 1))
-        off = stream.uniform(-1, 1, (count, 2))
-        off *= (self._conditions.start_error, self._conditions.bytes_error)
-        self._errors: list[tuple[float, float]] = [(float(a), float(b)) for a, b in off]
+        self._errors = self._conditions.prediction_errors(self.spec.name, count, self._seed)

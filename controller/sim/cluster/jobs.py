@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import zlib
 from dataclasses import dataclass
 
-import numpy as np
-
 from controller.errors import UsageError
-from controller.priority.jobs import DEFAULT_CEILING, DEFAULT_CLASS
-from controller.priority.policy import DEFAULT_MAX_SLOWDOWN
-from controller.priority.ranges import check_slowdown
+from controller.sim.jobs import AnyJob, check_from_zero
+from controller.sim.streams import stream
 
 RING, HALVING_DOUBLING = ALGORITHMS = ("ring", "halving-doubling")
 
@@ -33,14 +29,13 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class ClusterJob:
+class ClusterJob(AnyJob):
     """A loop of forward pass, backward pass and AllReduce of its buckets.
 
     Parameters
     ----------
-    name
-        Of the job; its random stream depends on it and the seed only, so that every policy
-        meets the same compute times.
+    name, jitter, traffic_class, class_floor, class_ceiling, max_slowdown
+        As in `controller.sim.jobs.AnyJob`; both passes of an iteration have one factor.
     nics
         NICs of its ranks, in the order of the ring; each once.
     forward_ns, backward_ns
@@ -49,9 +44,6 @@ class ClusterJob:
         In the order in which they are ready, which is the order in which they are sent.
     algorithm
         "ring" or "halving-doubling".
-    jitter
-        Both passes of an iteration are the means times a number drawn evenly from
-        ``1 - jitter .. 1 + jitter``; 0 .. 1.
     factors
         Instead of drawing: what the passes of each iteration are multiplied with, from a trace,
         again from the beginning when they are used up. Seed 0 begins with the first, as it was
@@ -62,8 +54,6 @@ class ClusterJob:
         After which it leaves; 0: stays until the simulation ends.
     gpus
         That compute for it; 0: one for each NIC.
-    traffic_class, class_floor, class_ceiling, max_slowdown
-        As in `controller.priority.policy.JobView`.
 
     Raises
     ------
@@ -71,30 +61,21 @@ class ClusterJob:
         A value is impossible.
     """
 
-    name: str
     nics: tuple[int, ...]
     forward_ns: float
     backward_ns: float
     buckets: tuple[Bucket, ...]
     algorithm: str = RING
-    jitter: float = 0.0
     factors: tuple[float, ...] = ()
     arrival_ns: float = 0.0
     iterations: int = 0
     gpus: int = 0
-    traffic_class: int = DEFAULT_CLASS
-    class_floor: int = 0
-    class_ceiling: int = DEFAULT_CEILING
-    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
 
     def __post_init__(self) -> None:
-        where = f"Job {self.name}:"
+        where = self._where
         if not self.nics or len(set(self.nics)) != len(self.nics):
             raise UsageError(f"{where} NICs are {self.nics}; allowed: one or more, each once.")
-        for what in ("forward_ns", "backward_ns", "arrival_ns"):
-            value = getattr(self, what)
-            if not 0 <= value < math.inf:
-                raise UsageError(f"{where} {what} is {value!r}; allowed: a number from 0.")
+        check_from_zero(self, ("forward_ns", "backward_ns", "arrival_ns"), f"{where} ")
         if self.forward_ns + self.backward_ns <= 0:
             raise UsageError(f"{where} computes nothing; allowed: a time above 0.")
         if not self.buckets:
@@ -110,18 +91,11 @@ class ClusterJob:
             raise UsageError(
                 f"{where} algorithm is {self.algorithm!r}; allowed: {', '.join(ALGORITHMS)}."
             )
-        if not 0 <= self.jitter <= 1:
-            raise UsageError(f"{where} jitter is {self.jitter!r}; allowed: 0 .. 1.")
         if any(not 0 < factor < math.inf for factor in self.factors):
             raise UsageError(f"{where} a factor of its compute times is not above 0.")
         if self.iterations < 0 or self.gpus < 0:
             raise UsageError(f"{where} iterations and GPUs are numbers from 0.")
-        check_slowdown(f"{where} max_slowdown", self.max_slowdown)
-        if not self.class_floor <= self.traffic_class <= self.class_ceiling:
-            raise UsageError(
-                f"{where} class is {self.traffic_class}; allowed: {self.class_floor} .. "
-                f"{self.class_ceiling} (class_floor .. class_ceiling)."
-            )
+        super().__post_init__()
 
     @property
     def gpu_count(self) -> int:
@@ -133,10 +107,14 @@ class ClusterJob:
         """Gradient of an iteration, on each rank."""
         return sum(bucket.nbytes for bucket in self.buckets)
 
+    @property
+    def mean_factor(self) -> float:
+        """Of all iterations."""
+        return sum(self.factors) / len(self.factors) if self.factors else 1.0
+
     def compute_factors(self, count: int, seed: int) -> list[float]:
         """Of the first `count` iterations; a longer list begins with a shorter."""
-        stream = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
-        if self.factors:
-            first = int(stream.integers(len(self.factors))) if seed else 0
-            return [self.factors[(first + place) % len(self.factors)] for place in range(count)]
-        return [float(value) for value in 1 + self.jitter * stream.uniform(-1, 1, count)]
+        if not self.factors:
+            return super().compute_factors(count, seed)
+        first = int(stream(seed, self.name).integers(len(self.factors))) if seed else 0
+        return [self.factors[(first + place) % len(self.factors)] for place in range(count)]

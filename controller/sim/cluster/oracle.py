@@ -21,10 +21,11 @@ from controller.sim.cluster.engine import simulate_cluster, wanted_iterations
 from controller.sim.cluster.job_run import JobRun
 from controller.sim.cluster.jobs import ClusterJob
 from controller.sim.cluster.outcome import ClusterConditions, ClusterOutcome
-from controller.sim.cluster.simulation import Progress, Simulation, StarvedError
+from controller.sim.cluster.simulation import Simulation
 from controller.sim.cluster.topology import LeafSpine
-from controller.sim.jobs import names_differ
+from controller.sim.jobs import StarvedError, names_differ
 from controller.sim.measures import Iteration, Measures, measure
+from controller.sim.progress import Progress
 
 _S = 1e9
 # Less of a link than this share of what a flow could have is nothing: rounding leaves it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,30 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from controller.errors import UsageError
-from controller.priority.classes import CLASSES
-from controller.sim.link import check_floor
+from controller.sim.conditions import AnyConditions
 from controller.sim.measures import Alone, Iteration, Measures, measure
 
 CLASSES_SHARING, DCQCN_SHARING = SHARINGS = ("classes", "dcqcn")
 
 
 @dataclass(frozen=True)
-class ClusterConditions:
+class ClusterConditions(AnyConditions):
     """How links are shared, and how well the coordinator sees and acts.
 
     Parameters
     ----------
-    floor_share
-        What a class with traffic is sure of on a link, as a share of it.
-    plan_ns
-        From an event until what the coordinator decides about it is in force.
-    raise_bytes
-        What each flow sends twice when its class rises in the middle of a collective: packets
-        in the higher class overtake those in the lower, and RC goes back to the first that is
-        missing. At most what the flow has sent of the step that is under way.
-    start_error, bytes_error
-        Predicted begin and bytes of a window are off by up to this share of the compute time
-        and of the bytes (uniform, by the seed).
+    floor_share, plan_ns, raise_bytes, start_error, bytes_error
+        As in `controller.sim.conditions.AnyConditions`; each flow sends `raise_bytes` twice, at
+        most what it has sent of the step of a collective that is under way.
     qps_per_peer
         Queue pairs between two ranks, over which their bytes are split; each has a path of its own.
     sharing
@@ -46,22 +36,11 @@ class ClusterConditions:
         A value is impossible.
     """
 
-    floor_share: float = 0.05
-    plan_ns: float = 1e6
-    raise_bytes: int = 0
-    start_error: float = 0.0
-    bytes_error: float = 0.0
     qps_per_peer: int = 1
     sharing: str = CLASSES_SHARING
 
     def __post_init__(self) -> None:
-        check_floor(self.floor_share, CLASSES)
-        for name in ("plan_ns", "raise_bytes", "start_error", "bytes_error"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise UsageError(f"{name} is {value!r}; allowed: a number from 0.")
-        if self.bytes_error >= 1:
-            raise UsageError(f"bytes_error is {self.bytes_error!r}; allowed: below 1.")
+        super().__post_init__()
         if self.qps_per_peer < 1:
             raise UsageError(f"qps_per_peer is {self.qps_per_peer}; allowed: from 1.")
         if self.sharing not in SHARINGS:

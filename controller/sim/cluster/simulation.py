@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controller.errors import UsageError
 from controller.priority.coordination import Coordinator
 from controller.sim.cluster.course import Course
 from controller.sim.cluster.guards import Guards
@@ -20,18 +19,14 @@ from controller.sim.cluster.sharing import Fabric
 from controller.sim.cluster.steering import SAME_ns, Steering
 from controller.sim.cluster.topology import LeafSpine
 from controller.sim.cluster.transfers import Transfers
+from controller.sim.jobs import StarvedError
 from controller.sim.measures import Iteration
+from controller.sim.progress import Progress
 
 _CHECK_EVERY = 1024  # instants, for starved jobs
 _PROGRESS_EVERY = 64  # iterations
 # Rows of the table of what happens next to each job.
 _FINISH, _TIMER, _GUARD = range(3)
-
-Progress = Callable[[int, int], None]
-
-
-class StarvedError(UsageError):
-    """A job never gets through."""
 
 
 class Simulation:
@@ -273,11 +268,7 @@ class Simulation:
             if run.is_there and run.iteration < wanted
         }
         if slow and (at_once or max(slow) > self.starved_after):
-            raise StarvedError(
-                f"The simulation does not come to an end: job {slow[max(slow)]} does not get "
-                "through.",
-                "Give classes a floor, or let the jobs above it compute.",
-            )
+            raise StarvedError.of(slow[max(slow)])
 
     def _outcome(self) -> ClusterOutcome:
         now_ns, transfers = self.now_ns, self.transfers

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from controller.errors import UsageError
+from controller.sim.splitmix import GAMMA, finalised
 
 KINDS = ("nic_up", "leaf_up", "leaf_down", "nic_down")
 # More than any cluster that was described; a scenario with a digit too many ends here and not
@@ -17,10 +18,6 @@ KINDS = ("nic_up", "leaf_up", "leaf_down", "nic_down")
 MAX_NICS = 1 << 20
 MAX_LINKS = 1 << 23
 
-# splitmix64: the golden ratio's fraction, then variant 13 of Stafford's MurmurHash3 finalisers.
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
 
 
@@ -35,19 +32,12 @@ def mixed(*words: ArrayLike) -> NDArray[np.uint64]:
     Returns
     -------
     ndarray of uint64
-        In the shape that they broadcast to.
-
-    References
-    ----------
-    Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (splitmix64).
+        In the shape that they broadcast to; `controller.sim.splitmix`.
     """
     state: NDArray[np.uint64] = np.zeros((), np.uint64)
     with np.errstate(over="ignore"):
         for word in words:
-            state = (state ^ _uint64(word)) + _GAMMA
-            state = (state ^ (state >> np.uint64(30))) * _FIRST
-            state = (state ^ (state >> np.uint64(27))) * _SECOND
-            state = state ^ (state >> np.uint64(31))
+            state = finalised((state ^ _uint64(word)) + GAMMA)
     return state
 
 
@@ -130,16 +120,19 @@ class LeafSpine:
         capacity.setflags(write=False)
         return capacity
 
-    def leaf_of(self, nic: int) -> int:
-        """Leaf that a NIC is at.
+    def leaf_of(self, nics: ArrayLike) -> NDArray[np.int64]:
+        """Leaf that each of some NICs is at, in their shape.
 
         Raises
         ------
         UsageError
             There is no such NIC.
         """
-        self._check_nics(np.asarray(nic))
-        return nic // self.nics_per_leaf
+        known = np.asarray(nics, np.int64)
+        if known.size and not 0 <= known.min() <= known.max() < self.nics:
+            wrong = known[(known < 0) | (known >= self.nics)].flat[0]
+            raise UsageError(f"NIC is {wrong}; allowed: 0 .. {self.nics - 1}.")
+        return known // self.nics_per_leaf
 
     def path(self, source: int, destination: int, key: int) -> tuple[int, ...]:
         """Links that a flow crosses, in their order.
@@ -190,18 +183,18 @@ class LeafSpine:
         source, destination = np.broadcast_arrays(
             np.asarray(sources, np.int64), np.asarray(destinations, np.int64)
         )
-        self._check_nics(source)
-        self._check_nics(destination)
+        sender, receiver = self.leaf_of(source), self.leaf_of(destination)
         if np.any(source == destination):
             raise UsageError("A flow goes from a NIC to itself; allowed: between two NICs.")
         hashes = mixed(source, destination, keys)
-        source, destination, hashes = np.broadcast_arrays(source, destination, hashes)
+        source, destination, sender, receiver, hashes = np.broadcast_arrays(
+            source, destination, sender, receiver, hashes
+        )
         leaves_up = self.nics
         leaves_down = leaves_up + self.leaves * self.uplinks
         links = np.full((*hashes.shape, 4), -1, np.int64)
         links[..., 0] = source
         links[..., 3] = destination + leaves_down + self.leaves * self.uplinks
-        sender, receiver = source // self.nics_per_leaf, destination // self.nics_per_leaf
         crossing = sender != receiver
         if crossing.any():
             up = self._choose(hashes[crossing], self.uplinks)
@@ -250,11 +243,6 @@ class LeafSpine:
                 return kind, place
             place -= count
         return 3, place
-
-    def _check_nics(self, nics: NDArray[np.int64]) -> None:
-        if nics.size and not 0 <= nics.min() <= nics.max() < self.nics:
-            wrong = nics[(nics < 0) | (nics >= self.nics)].flat[0]
-            raise UsageError(f"NIC is {wrong}; allowed: 0 .. {self.nics - 1}.")
 
     @staticmethod
     def _choose(hashes: NDArray[np.uint64], choices: int) -> NDArray[np.int64]:

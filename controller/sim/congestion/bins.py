@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from controller.congestion.flows import FloatArray, IntArray
 from controller.sim.congestion.network import Network
+from controller.sim.fairness import jain_of_sums
 
 
 def merged(spans: FloatArray) -> FloatArray:
@@ -99,9 +100,9 @@ class Bins:
         self._moments += whole, nbytes, squares
         count = np.bincount(self._flow_port, whole, ports)
         total = np.bincount(self._flow_port, nbytes, ports)
-        below = count * np.bincount(self._flow_port, squares, ports)
-        usable = (count >= 2) & (below > 0)
-        self._jain_sum[usable] += total[usable] ** 2 / below[usable]
+        index = jain_of_sums(count, total, np.bincount(self._flow_port, squares, ports))
+        usable = (count >= 2) & ~np.isnan(index)
+        self._jain_sum[usable] += index[usable]
         self._jain_bins += usable
         self._flow_now[:] = 0.0
 

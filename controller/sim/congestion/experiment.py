@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -14,8 +14,7 @@ from controller.sim.congestion.incast import IncastCase, IncastConditions, simul
 from controller.sim.congestion.outcome import IncastOutcome
 from controller.sim.congestion.windows import Changes
 from controller.sim.intervals import Estimate, estimate
-
-Progress = Callable[[int, int], None]
+from controller.sim.progress import Progress
 
 STANDARD = "standard"
 # Of the live marker's virtual queue, see `controller.agent.maps`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from controller.sim.congestion.links import Link
 from controller.sim.congestion.network import Network
 from controller.sim.congestion.outcome import IncastOutcome, Measured
 from controller.sim.congestion.windows import Changes, Job, Windows, Workload
+from controller.sim.progress import Progress
 
 __all__ = [
     "Changes",
@@ -119,7 +120,7 @@ class IncastConditions:
 def simulate_incast(
     cases: Sequence[IncastCase],
     conditions: IncastConditions,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[IncastOutcome]:
     """Simulate all cases side by side; each comes out as it would alone.
 
@@ -182,7 +183,7 @@ class _Run:
         self.windows = Windows(self.jobs, conditions.workload, self.network, self.flows)
         self.flow_port = np.repeat(np.arange(len(cases)), [case.senders for case in cases])
 
-    def outcomes(self, progress: Callable[[int, int], None] | None) -> list[IncastOutcome]:
+    def outcomes(self, progress: Progress | None) -> list[IncastOutcome]:
         conditions, windows = self.conditions, self.windows
         steps = conditions.duration_ns // conditions.step_ns
         warm = conditions.warmup_ns // conditions.step_ns

@@ -6,7 +6,7 @@ TIMELY), with flows one by one in place of their fluid: cases side by side, in s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,8 +20,9 @@ from controller.sim.congestion import chance
 from controller.sim.congestion.feedback import CnpFeedback, Feedback, RttFeedback
 from controller.sim.congestion.links import Link
 from controller.sim.congestion.network import Network
+from controller.sim.fairness import jain
 from controller.sim.packets.oscillation import Oscillation, oscillation
-from controller.sim.packets.steady import jain
+from controller.sim.progress import Progress
 
 _NS = 10**9
 _TOLD_STEPS = 500
@@ -130,18 +131,14 @@ class SteadyOutcome:
 def simulate_steady(
     cases: Sequence[SteadyCase],
     conditions: SteadyConditions,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[SteadyOutcome]:
     """Simulate all cases side by side; each comes out as it would alone.
 
     Parameters
     ----------
-    cases
-        At least one.
-    conditions
-        The same for all.
-    progress
-        Told (steps done, steps) now and then.
+    cases, conditions, progress
+        As in `controller.sim.congestion.incast.simulate_incast`.
 
     Returns
     -------

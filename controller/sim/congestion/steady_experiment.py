@@ -9,7 +9,7 @@ import numpy as np
 from controller.congestion.timely_flows import TimelyParameters
 from controller.errors import UsageError
 from controller.sim.congestion.bounds import check_work
-from controller.sim.congestion.experiment import MAX_SEEDS, Progress
+from controller.sim.congestion.experiment import MAX_SEEDS
 from controller.sim.congestion.steady import (
     SteadyCase,
     SteadyConditions,
@@ -17,6 +17,7 @@ from controller.sim.congestion.steady import (
     simulate_steady,
 )
 from controller.sim.intervals import Estimate, estimate
+from controller.sim.progress import Progress
 
 # Of a noise that a stable loop only colours little is left; of a sustained swing most is.
 SWING_LEFT = 0.5

@@ -21,6 +21,7 @@ from controller.congestion.reaction_point import ReactionPoint
 from controller.errors import UsageError
 from controller.priority.classes import KMAX_BYTES, KMIN_BYTES, PMAX
 from controller.priority.ports import SLOT_ns
+from controller.sim.fairness import jain
 from controller.sim.packets.events import EventQueue
 from controller.sim.packets.oscillation import Oscillation, oscillation
 from controller.sim.packets.port import FifoPort, Marker, MarkingLine, Yardstick
@@ -314,13 +315,6 @@ def packet_steady(setting: SteadySetting) -> SteadyResult:
         The measured time holds fewer than 16 samples of the queue.
     """
     return SteadyRun(setting).run()
-
-
-def jain(amounts: NDArray[Any]) -> float:
-    """Jain's index of fairness: squared sum over n times sum of squares; NaN where all are 0."""
-    values = amounts.astype(np.float64)
-    squares = float(np.square(values).sum())
-    return float(values.sum()) ** 2 / (len(values) * squares) if squares else math.nan
 
 
 def _marker(setting: SteadySetting, draw: Callable[[], float]) -> Marker:
