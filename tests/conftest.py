@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from controller.dataplane import layout
 from controller.dataplane.compile import Artifact, compile_programs
@@ -21,6 +22,13 @@ from controller.dataplane.loader import (
 from tests.acting import Acting
 from tests.hook import MAX_FLOWS, PACKET_MEMBERS, VERDICTS, Hook, Replay, clear, run_c
 from tests.hosts import Controller
+
+# An example's time says something of the machine, and a machine may stand still for longer than
+# the 200 ms that hypothesis allows.
+settings.register_profile(
+    "patient", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def veth_hosts(mtu_bytes: int = 4200) -> Iterator[tuple[Host, Host]]:
             sh(f"ip -n {name} link set lo up")
             result.append(host)
         for host in result:
-            for _ in range(50):
+            for _ in range(200):
                 text = host.sh("ip addr show dev eth0")
                 if "tentative" not in text and "state UP" in text:
                     break
@@ -121,7 +121,7 @@ class Controller:
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
-        for _ in range(100):
+        for _ in range(500):
             try:
                 status = Path(f"/proc/{pid}/status").read_text()
             # It may be reaped between the opening of its file and the reading of it.

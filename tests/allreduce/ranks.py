@@ -31,9 +31,17 @@ def free_master() -> Master:
 
 
 def join(
-    rank: int, size: int, master: Master, timeout_s: float = 5.0, **options: Any
+    rank: int, size: int, master: Master, timeout_s: float = 20.0, **options: Any
 ) -> ControlChannel:
     return ControlChannel.join(Placement(rank, size, 0, master), timeout_s=timeout_s, **options)
+
+
+def wait(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    """For what another thread does."""
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen in time"
+        time.sleep(0.005)
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
@@ -58,7 +66,7 @@ def group(size: int, master: Master, **options: Any) -> Iterator[list[ControlCha
         in_threads(*(c.close for c in channels if isinstance(c, ControlChannel)))
 
 
-def gather(channels: list[ControlChannel], timeout_s: float = 5.0) -> list[Any]:
+def gather(channels: list[ControlChannel], timeout_s: float = 20.0) -> list[Any]:
     """What each rank gets when all gather their rank at once."""
     return in_threads(*(lambda c=c: c.all_gather({"rank": c.rank}, timeout_s) for c in channels))
 
@@ -76,10 +84,10 @@ class Stranger:
     def __init__(self, master: Master, context: Any = None) -> None:
         family = socket.AF_UNIX if master.path else socket.AF_INET
         address = master.path or (master.address, master.port)
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 20
         while True:
             self.stream = socket.socket(family, socket.SOCK_STREAM)
-            self.stream.settimeout(10)
+            self.stream.settimeout(20)
             try:
                 self.stream.connect(address)
                 break
@@ -175,7 +183,7 @@ def be_rank(
     """A rank in a process of its own; prints what it hears."""
     with join(rank, size, master, **options) as channel:
         channel.set_callback(lambda departure: pipe.send((departure, time.monotonic())))
-        channel.all_gather({"rank": rank}, 10)
+        channel.all_gather({"rank": rank}, 20)
         pipe.send("ready")
         signal.pause()
 
@@ -184,7 +192,7 @@ def be_rank_with_child(
     rank: int, size: int, master: Master, options: dict[str, Any], pipe: Connection
 ) -> None:
     with join(rank, size, master, **options) as channel:
-        channel.all_gather({"rank": rank}, 10)
+        channel.all_gather({"rank": rank}, 20)
         child = os.fork()
         if child == 0:
             time.sleep(30)

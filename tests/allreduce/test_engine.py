@@ -39,7 +39,7 @@ RING = Algorithm.RING
 class Group:
     """Engines of all ranks in one process."""
 
-    def __init__(self, size: int, *, tokens: int = 4, timeout_s: float = 20, seed: int = 1) -> None:
+    def __init__(self, size: int, *, tokens: int = 4, timeout_s: float = 60, seed: int = 1) -> None:
         self.size, self.tokens = size, tokens
         self.fabric = Fabric(seed)
         self.classes = [0] * size
@@ -310,7 +310,7 @@ def test_a_rank_that_does_not_call_is_named_by_the_others_when_their_time_is_ove
         error = error_of(handle, StallError)
         assert error.rank == 1
         assert "rank 1: has not called it" in str(error)
-    assert 0.5 <= time.monotonic() - begin < 3
+    assert 0.5 <= time.monotonic() - begin < 10
 
 
 def test_wait_with_a_timeout_leaves_the_operation_running(group: Any) -> None:
@@ -446,7 +446,7 @@ def test_a_peer_that_breaks_the_protocol_ends_the_communicator_with_its_name(
 
 def test_the_rank_that_hangs_is_named_by_all_and_not_the_one_next_to_it(group: Any) -> None:
     """In a ring of five everybody waits for a neighbour; only one of them waits for nobody."""
-    ranks = group(5, timeout_s=0.5)
+    ranks = group(5, timeout_s=1.5)
     arrays = [np.ones(1000, np.int64) for _ in range(5)]
     handles = [
         ranks.start(rank, schedule.plan_all_reduce(RING, rank, 5, 1000, 64), arrays[rank], 0)
@@ -474,7 +474,7 @@ def together(ranks: Group, body: Any) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(40)
+        thread.join(100)
     assert not failures, failures
     assert ranks.fabric.problems == []
 
@@ -489,9 +489,9 @@ def test_many_short_operations_may_pass_a_long_one(group: Any) -> None:
         for number in range(1, 100):
             small = np.full(4, number * (1 + rank), np.int32)
             plan = schedule.plan_broadcast(rank, 2, 1, 4, 16)
-            ranks.start(rank, plan, small, number, root=1).wait(30)
+            ranks.start(rank, plan, small, number, root=1).wait(60)
             assert (small == 2 * number).all()
-        handle.wait(30)
+        handle.wait(60)
         assert not large.any()
 
     together(group(2, tokens=8), body)
@@ -534,7 +534,7 @@ def test_later_operations_leave_a_token_to_the_oldest(group: Any) -> None:
         assert (large == 4).all()
         assert all((small[4 * rank : 4 * rank + 4] == 4).all() for small in smalls)
 
-    together(group(4, tokens=8, timeout_s=5), body)
+    together(group(4, tokens=8), body)
 
 
 def test_a_release_that_fails_leaves_nobody_waiting(group: Any) -> None:

@@ -30,6 +30,7 @@ from controller.allreduce.control_channel import ControlChannel
 from controller.allreduce.control_socket import InsecureRendezvousWarning
 from controller.allreduce.environment import Master, Placement, TlsFiles
 from controller.allreduce.errors import StallError
+from controller.allreduce.rendezvous import HANDSHAKE_S
 from controller.errors import ConflictError, PrivilegeError, UsageError
 from tests.allreduce.ranks import (
     Opened,
@@ -39,6 +40,7 @@ from tests.allreduce.ranks import (
     group,
     in_threads,
     join,
+    wait,
 )
 
 
@@ -49,7 +51,7 @@ def master(request: pytest.FixtureRequest, tmp_path: Path) -> Master:
 
 @contextlib.contextmanager
 def waiting_rank_0(
-    size: int, master: Master, timeout_s: float = 5.0, **options: Any
+    size: int, master: Master, timeout_s: float = 20.0, **options: Any
 ) -> Iterator[concurrent.futures.Future[ControlChannel]]:
     """Rank 0 waits in a thread; its channel is closed afterwards."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -59,6 +61,15 @@ def waiting_rank_0(
         finally:
             if future.exception() is None:
                 future.result().close()
+
+
+def come_and_go(rank: int, size: int, master: Master, caplog: pytest.LogCaptureFixture) -> None:
+    """Join by hand and leave; rank 0 knows of both afterwards."""
+    with Stranger(master) as stranger:
+        stranger.hello(rank, size)
+        missing = [other for other in range(1, size) if other != rank]
+        assert stranger.hear() == {"type": "waiting", "missing": missing}
+    wait(lambda: re.search(rf"rank {rank} .* went away while the group met", caplog.text))
 
 
 # ---- those who belong ----
@@ -100,12 +111,11 @@ def test_a_name_with_two_addresses_is_met_at_either() -> None:
         assert len(gather(channels)[0]) == 3
 
 
-def test_a_rank_that_went_away_while_the_others_waited_may_come_again(master: Master) -> None:
+def test_a_rank_that_went_away_while_the_others_waited_may_come_again(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
     with waiting_rank_0(3, master) as rank_0:
-        with Stranger(master) as first:
-            first.hello(1, 3)
-            assert first.hear() == {"type": "waiting", "missing": [2]}
-        time.sleep(0.1)
+        come_and_go(1, 3, master, caplog)
         channels = in_threads(lambda: join(1, 3, master), lambda: join(2, 3, master))
         assert gather([rank_0.result(), *channels]) == [[{"rank": r} for r in range(3)]] * 3
         in_threads(*(channel.close for channel in channels))
@@ -115,7 +125,7 @@ def test_a_rank_that_went_away_while_the_others_waited_may_come_again(master: Ma
 
 
 def test_a_timeout_names_the_ranks_that_did_not_come_on_all_that_did(master: Master) -> None:
-    results = in_threads(*(lambda r=r: join(r, 5, master, timeout_s=1) for r in (0, 1, 3)))
+    results = in_threads(*(lambda r=r: join(r, 5, master, timeout_s=2) for r in (0, 1, 3)))
     for error in results:
         assert isinstance(error, StallError)
         assert error.waiting_for == (2, 4)
@@ -125,23 +135,22 @@ def test_a_timeout_names_the_ranks_that_did_not_come_on_all_that_did(master: Mas
 
 
 def test_a_member_with_less_patience_names_the_missing_ranks_itself(master: Master) -> None:
-    with waiting_rank_0(3, master, timeout_s=1) as rank_0:
+    with waiting_rank_0(3, master, timeout_s=2) as rank_0:
         with pytest.raises(StallError, match="Rank 2 did not come") as caught:
-            join(1, 3, master, timeout_s=0.3)
+            join(1, 3, master, timeout_s=1)
         assert caught.value.waiting_for == (2,)
         error = rank_0.exception()
         assert isinstance(error, StallError) and error.waiting_for == (2,)
         assert "Rank 1 came and went away again" in error.message
 
 
-def test_ranks_that_came_and_went_are_not_mistaken_for_ranks_that_never_came() -> None:
+def test_ranks_that_came_and_went_are_not_mistaken_for_ranks_that_never_came(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     master = free_master()
-    with waiting_rank_0(3, master, timeout_s=1) as rank_0:
+    with waiting_rank_0(3, master, timeout_s=2) as rank_0:
         for rank in (1, 2):
-            with Stranger(master) as stranger:
-                stranger.hello(rank, 3)
-                assert stranger.hear() == {"type": "waiting", "missing": [3 - rank]}
-            time.sleep(0.2)
+            come_and_go(rank, 3, master, caplog)
         error = rank_0.exception()
         assert isinstance(error, StallError) and error.waiting_for == (1, 2)
         assert "Ranks 1, 2 of group 'world' did not stay with rank 0" in error.message
@@ -152,7 +161,7 @@ def test_without_rank_0_a_member_says_that_nobody_was_there(master: Master) -> N
     with pytest.raises(StallError, match=r"could not join .* (refused|No such file)") as caught:
         join(1, 2, master, timeout_s=0.3)
     assert caught.value.waiting_for == (0,)
-    assert time.monotonic() - start_s < 1
+    assert time.monotonic() - start_s < 5
 
 
 def test_a_failed_rendezvous_leaves_no_thread_and_no_descriptor(master: Master) -> None:
@@ -184,15 +193,16 @@ def test_a_timeout_that_is_none_is_refused(timeout_s: float) -> None:
 def test_a_rank_that_does_not_fit_is_told_why_and_the_others_meet(
     master: Master, size: int, rank: int, options: dict[str, Any], reason: str
 ) -> None:
-    with waiting_rank_0(3, master) as rank_0, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        rank_2 = pool.submit(join, 2, 3, master)
-        time.sleep(0.2)
+    with waiting_rank_0(3, master) as rank_0, Stranger(master) as rank_2:
+        # By hand: so it is known when it is there.
+        rank_2.hello(2, 3)
+        assert rank_2.hear() == {"type": "waiting", "missing": [1]}
         with pytest.raises(UsageError, match=reason):
             join(rank, size, master, **options)
-        channels = [rank_0.result, lambda: join(1, 3, master), rank_2.result]
-        met = in_threads(*channels)
-        assert gather(met) == [[{"rank": r} for r in range(3)]] * 3
-        in_threads(*(channel.close for channel in met[1:]))
+        with join(1, 3, master) as rank_1:
+            assert rank_2.hear_until("welcome")
+            rank_2.say({"type": "part", "rank": 2, "seq": 1, "document": {"rank": 2}})
+            assert gather([rank_0.result(), rank_1]) == [[{"rank": r} for r in range(3)]] * 2
 
 
 @pytest.mark.parametrize(
@@ -243,7 +253,8 @@ def test_garbage_is_answered_by_the_end_and_disturbs_nobody(name: str) -> None:
     master = free_master()
     with waiting_rank_0(2, master) as rank_0, Stranger(master) as stranger:
         stranger.stream.sendall(GARBAGE[name])
-        assert stranger.seconds_to_end() < 1
+        # Not after the time that a greeting may take.
+        assert stranger.seconds_to_end() < HANDSHAKE_S * 0.8
         with join(1, 2, master) as rank_1:
             assert len(gather([rank_0.result(), rank_1])) == 2
 
@@ -252,14 +263,14 @@ def test_who_says_nothing_or_says_it_slowly_is_cut_off(monkeypatch: pytest.Monke
     monkeypatch.setattr(gate, "HANDSHAKE_S", 0.4)
     master = free_master()
     with waiting_rank_0(2, master), Stranger(master) as silent, Stranger(master) as slow:
-        start_s = time.monotonic()
         with contextlib.suppress(ConnectionError):
-            for byte in b"\0\0\0\x50" + b'{"type": ' + b" " * 100:
+            # Not to its end, which would be refused for what it says.
+            for byte in b"\0\0\1\0" + b'{"type": ' + b" " * 100:
                 slow.stream.sendall(bytes([byte]))
                 time.sleep(0.02)
-        assert slow.seconds_to_end() < 0.5
-        assert silent.seconds_to_end() < 0.5
-        assert time.monotonic() - start_s < 3
+        assert slow.seconds_to_end() < 5
+        assert silent.seconds_to_end() < 5
+        monkeypatch.undo()  # a rank needs as long where the machine is busy
         join(1, 2, master).close()
 
 
@@ -283,7 +294,7 @@ def test_a_member_that_speaks_before_all_are_there_loses_its_place() -> None:
         early.hello(1, 3)
         assert early.hear()["type"] == "waiting"
         early.say({"type": "part", "rank": 1, "seq": 1, "document": {}})
-        assert early.seconds_to_end() < 1
+        assert early.seconds_to_end() < 10
         met = in_threads(lambda: join(1, 3, master), lambda: join(2, 3, master))
         in_threads(*(channel.close for channel in met))
 
@@ -310,7 +321,7 @@ def test_what_is_no_rank_0_is_recognised() -> None:
 
 def test_a_second_rank_0_at_the_same_place_is_told_of_the_first(master: Master) -> None:
     with waiting_rank_0(2, master):
-        time.sleep(0.2)
+        Stranger(master).stream.close()  # it listens now
         with pytest.raises(ConflictError, match="listens on"):
             join(0, 2, master)
         join(1, 2, master).close()
@@ -451,7 +462,9 @@ def authority(tmp_path: Path) -> Authority:
 def test_ranks_with_certificates_of_one_authority_meet_by_tls(authority: Authority) -> None:
     with group(3, free_master(), tls=authority.files("rank")) as channels:
         assert gather(channels) == [[{"rank": r} for r in range(3)]] * 3
-        large = in_threads(*(lambda c=c: c.all_gather({"x": "y" * 1_000_000}, 5) for c in channels))
+        large = in_threads(
+            *(lambda c=c: c.all_gather({"x": "y" * 1_000_000}, 20) for c in channels)
+        )
         assert all(len(document["x"]) == 1_000_000 for result in large for document in result)
 
 

@@ -22,7 +22,7 @@ from controller.allreduce import report
 from controller.allreduce.report import ClassInForce, JobReporter, parse_answer
 from controller.errors import UsageError
 from controller.priority.jobs import JobReport
-from tests.allreduce.ranks import Opened
+from tests.allreduce.ranks import Opened, wait
 
 ANSWER = {"class": 5, "traffic_class": 136, "plan_valid_until_ns": None, "packets_seen": False}
 
@@ -67,6 +67,23 @@ class Fake:
                     self.sent_bytes += len(answer)
                     connection.sendall(answer)
 
+    def wait_for(self, count: int) -> None:
+        """Until there are so many reports."""
+        wait(lambda: len(self.reports) >= count)
+
+    def first(self, phase: str, iteration: int) -> int:
+        """Place of the first report of a phase; waits for it."""
+
+        def places() -> list[int]:
+            return [
+                place
+                for place, entry in enumerate(self.reports)
+                if (entry["phase"], entry["iteration"]) == (phase, iteration)
+            ]
+
+        wait(places)
+        return places()[0]
+
     @property
     def connections(self) -> int:
         return len(self._connections)
@@ -98,13 +115,6 @@ def reporter(fake: Fake) -> Iterator[JobReporter]:
         yield instance
 
 
-def wait(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.005)
-
-
 def test_the_class_is_known_before_the_first_operation(reporter: JobReporter, fake: Fake) -> None:
     assert reporter.in_force == ClassInForce(5, 136, None)
     assert (reporter.class_in_force, reporter.traffic_class) == (5, 136)
@@ -113,37 +123,41 @@ def test_the_class_is_known_before_the_first_operation(reporter: JobReporter, fa
 
 
 def test_a_beginning_and_an_end_do_not_wait_for_the_period(fake: Fake) -> None:
+    late_s = []
     with JobReporter("train", fake.run_dir, period_ms=1000) as reporter:
         wait(lambda: reporter.in_force is not None)
-        time.sleep(0.25)  # a fifth of the period lies between reports
-        began_s = time.monotonic()
-        operation = reporter.begin(7, 4_000_000, 0.5)
-        wait(lambda: len(fake.reports) == 2)
-        operation.progress(3_000_000)
-        time.sleep(max(0.0, began_s + 0.4 - time.monotonic()))
-        ended_s = time.monotonic()
-        operation.end()
-        operation.end()
-        wait(lambda: len(fake.reports) == 3)
-        assert fake.times_s[1] - began_s < 0.3 and fake.times_s[2] - ended_s < 0.3
-    begin, end = (JobReport.from_json(entry) for entry in fake.reports[1:])
-    assert (begin.phase, begin.iteration, begin.sent_bytes) == ("begin", 7, 0)
-    assert (begin.expected_bytes, begin.compression_ratio) == (4_000_000, 0.5)
-    assert (end.phase, end.expected_bytes) == ("end", 4_000_000)
-    assert end.sent_bytes == end.iteration_bytes == 3_000_000
+        for iteration in range(7, 13):
+            time.sleep(0.25)  # a fifth of the period lies between reports
+            began_s = time.monotonic()
+            operation = reporter.begin(iteration, 4_000_000, 0.5)
+            begun = fake.first("begin", iteration)
+            operation.progress(3_000_000)
+            time.sleep(0.25)
+            ended_s = time.monotonic()
+            operation.end()
+            operation.end()
+            ended = fake.first("end", iteration)
+            begin, end = (JobReport.from_json(fake.reports[place]) for place in (begun, ended))
+            assert begin.sent_bytes == 0
+            assert (begin.expected_bytes, begin.compression_ratio) == (4_000_000, 0.5)
+            assert end.expected_bytes == 4_000_000
+            assert end.sent_bytes == end.iteration_bytes == 3_000_000
+            late_s.append(max(fake.times_s[begun] - began_s, fake.times_s[ended] - ended_s))
+            if late_s[-1] < 0.3:
+                break
+    # The rest of a period is longer; one may be late where the machine stood still.
+    assert min(late_s) < 0.3, late_s
 
 
 def test_progress_goes_out_once_a_period(reporter: JobReporter, fake: Fake) -> None:
     operation = reporter.begin(7, 4_000_000, 1.0)
-    wait(lambda: fake.reports[-1]["phase"] == "begin")
-    count = len(fake.reports)
+    count = fake.first("begin", 7) + 1
     for sent in range(0, 4_000_001, 1000):
         operation.progress(sent)
-    wait(lambda: len(fake.reports) >= count + 10)
+    wait(lambda: len(fake.reports) >= count + 10 and fake.reports[-1]["sent_bytes"] == 4_000_000)
     # Ten periods lie between; some may have been late.
     assert fake.times_s[count + 9] - fake.times_s[count - 1] > 0.4
     assert {entry["phase"] for entry in fake.reports[count : count + 10]} == {"progress"}
-    assert fake.reports[count + 9]["sent_bytes"] == 4_000_000
     operation.end()
 
 
@@ -170,34 +184,43 @@ def test_operations_at_once_are_summed_and_an_iteration_counts_those_that_are_ov
 def test_many_short_operations_make_five_reports_a_period_at_most(
     reporter: JobReporter, fake: Fake
 ) -> None:
-    count, end_s = len(fake.reports), time.monotonic() + 0.5
-    operations = 0
-    while time.monotonic() < end_s:
+    count, operations, began_s = len(fake.reports), 0, time.monotonic()
+    while (elapsed_s := time.monotonic() - began_s) < 20:
         reporter.begin(operations, 64, 1.0).end()
         operations += 1
-    made = len(fake.reports) - count
+        made = len(fake.reports) - count
+        if elapsed_s > 0.5 and operations > 500 and made >= 3:
+            break
+    elapsed_s = time.monotonic() - began_s
     assert operations > 500
-    assert 3 <= made <= 52, made  # 10 periods
+    assert 3 <= made <= 5 * elapsed_s / 0.05 + 2, (made, elapsed_s)
 
 
 def test_what_an_idle_reporter_hears_once_a_second_takes_effect(
     reporter: JobReporter, fake: Fake
 ) -> None:
-    count = len(fake.reports)
+    count, began_s = len(fake.reports), time.monotonic()
     fake.answer = lambda _report: b'{"class": 2, "traffic_class": 40, "plan_valid_until_ns": 9}\n'
-    wait(lambda: reporter.in_force == ClassInForce(2, 40, 9), timeout_s=2.5)
-    assert len(fake.reports) - count <= 2
+    wait(lambda: reporter.in_force == ClassInForce(2, 40, 9), timeout_s=5)
+    made = len(fake.reports) - count
+    assert made <= time.monotonic() - began_s + 1
 
 
 def test_every_byte_of_control_traffic_is_counted(reporter: JobReporter, fake: Fake) -> None:
     for iteration in range(20):
+        count = len(fake.reports)
         operation = reporter.begin(iteration, 1 << 20, 1.0)
         operation.progress(1 << 20)
         operation.end()
-        time.sleep(0.02)
+        fake.wait_for(count + 1)
+    # Of a message that is under way one side has counted more.
+    wait(
+        lambda: (
+            reporter.messages == len(fake.reports) > 20
+            and reporter.control_bytes == fake.received_bytes + fake.sent_bytes
+        )
+    )
     reporter.close()
-    assert reporter.messages == len(fake.reports) > 20
-    assert reporter.control_bytes == fake.received_bytes + fake.sent_bytes
     assert reporter.control_bytes / reporter.messages < 400
 
 
@@ -228,10 +251,10 @@ def test_an_answer_that_is_none_leaves_the_rank_without_a_class(
     monkeypatch.setattr(report, "ANSWER_TIMEOUT_S", 0.3)
     fake.answer = lambda _report: answer
     operation = reporter.begin(1, 1000, 1.0)
-    wait(lambda: reporter.in_force is None, timeout_s=2)
+    wait(lambda: reporter.in_force is None)
     operation.end()
     fake.answer = lambda _report: json.dumps(ANSWER).encode() + b"\n"
-    wait(lambda: reporter.class_in_force == 5, timeout_s=2)
+    wait(lambda: reporter.class_in_force == 5)
 
 
 def test_an_unknown_job_has_no_class_and_goes_on_reporting(
@@ -246,22 +269,27 @@ def test_an_unknown_job_has_no_class_and_goes_on_reporting(
     assert fake.connections == 1
 
 
+def told_of(run_dir: Path, caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Of this directory; a reporter of an earlier test may still say something of its own."""
+    return [record for record in caplog.records if str(run_dir) in record.getMessage()]
+
+
 def test_a_controller_that_ends_and_one_that_starts_are_noticed(
     fake: Fake, reporter: JobReporter, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "stellar.report")
     operation = reporter.begin(1, 1000, 1.0)
     fake.close()
-    wait(lambda: reporter.in_force is None, timeout_s=0.5)
+    wait(lambda: reporter.in_force is None)
     time.sleep(2.2)  # some attempts
-    assert len(caplog.records) == 1 and str(fake.run_dir) in caplog.text
+    assert len(told_of(fake.run_dir, caplog)) == 1
     again = Fake(fake.run_dir)
     try:
-        wait(lambda: reporter.class_in_force == 5, timeout_s=1.5)
+        wait(lambda: reporter.class_in_force == 5)
         assert again.reports[0]["phase"] == "progress"
         again.hang_up()
-        wait(lambda: reporter.in_force is None, timeout_s=0.5)
-        wait(lambda: reporter.class_in_force == 5, timeout_s=1.5)
+        wait(lambda: reporter.in_force is None)
+        wait(lambda: reporter.class_in_force == 5)
         # Not more than one attempt a second.
         assert again.connections == 2
     finally:
@@ -270,11 +298,13 @@ def test_a_controller_that_ends_and_one_that_starts_are_noticed(
 
 
 def test_nothing_that_the_engine_calls_waits_for_a_controller_that_says_nothing(
-    fake: Fake, reporter: JobReporter
+    monkeypatch: pytest.MonkeyPatch, fake: Fake, reporter: JobReporter
 ) -> None:
+    # So long that no machine stands still for a time like it.
+    monkeypatch.setattr(report, "ANSWER_TIMEOUT_S", 10.0)
     fake.answer = lambda _report: None
     operation = reporter.begin(1, 1 << 30, 1.0)
-    time.sleep(0.05)  # the thread waits for the answer now
+    fake.first("begin", 1)  # the thread waits for the answer now
     times_ns = []
     for sent in range(20_000):
         began_ns = time.perf_counter_ns()
@@ -290,7 +320,7 @@ def test_nothing_that_the_engine_calls_waits_for_a_controller_that_says_nothing(
     assert max(begin_ns) < report.ANSWER_TIMEOUT_S / 2 * 1e9
     closing_s = time.monotonic()
     reporter.close()
-    assert time.monotonic() - closing_s < 0.5
+    assert time.monotonic() - closing_s < report.ANSWER_TIMEOUT_S / 2
 
 
 def test_without_a_controller_nothing_happens_but_one_line_in_the_log(
@@ -306,7 +336,7 @@ def test_without_a_controller_nothing_happens_but_one_line_in_the_log(
         time.sleep(1.3)
         assert reporter.in_force is reporter.class_in_force is reporter.traffic_class is None
         assert (reporter.messages, reporter.control_bytes) == (0, 0)
-    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
+    assert [record.levelno for record in told_of(tmp_path, caplog)] == [logging.DEBUG]
     assert not opened.threads
 
 
@@ -414,7 +444,11 @@ def talks(tmp_path: Path) -> Iterator[list[Talk]]:
 
     server = ControlServer(
         tmp_path / "control.sock",
-        {"talk": Conversation(begin, 0.3, 200), "other": lambda _arguments: ({"once": 1}, [])},
+        {
+            "talk": Conversation(begin, 20, 200),
+            "short talk": Conversation(begin, 0.3, 200),
+            "other": lambda _arguments: ({"once": 1}, []),
+        },
     )
     yield begun
     server.close()
@@ -431,7 +465,7 @@ def exchange(connection: socket.socket, document: Any) -> Any:
 @pytest.fixture
 def talking(talks: list[Talk], tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(5)
+        connection.settimeout(20)
         connection.connect(str(tmp_path / "control.sock"))
         yield connection
 
@@ -451,8 +485,8 @@ def test_a_conversation_lasts_until_the_client_leaves(
 def test_a_conversation_in_which_the_client_says_nothing_ends(
     talks: list[Talk], talking: socket.socket
 ) -> None:
-    exchange(talking, {"command": "talk"})
-    wait(lambda: talks[0].is_closed, timeout_s=2)
+    exchange(talking, {"command": "short talk"})
+    wait(lambda: talks[0].is_closed, timeout_s=10)
     assert talking.recv(10) == b""
 
 

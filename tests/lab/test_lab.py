@@ -58,7 +58,7 @@ def running(*command: str, options: tuple[str, ...] = ("--lab",)) -> Iterator[su
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -123,7 +123,7 @@ def test_a_command_whose_reader_goes_away_ends():
     assert process.stdout is not None
     assert process.stdout.readline() == b"y\n"
     process.stdout.close()
-    assert process.wait(20) == 128 + signal.SIGPIPE
+    assert process.wait(60) == 128 + signal.SIGPIPE
 
 
 def test_a_line_arrives_within_100_ms_of_being_written():
@@ -151,7 +151,7 @@ def test_signals_reach_the_command(where, name):
     script = f"trap 'echo caught; exit 5' {name[3:]}; echo ready; while :; do sleep 0.05; done"
     with running("sh", "-c", script, options=(where,)) as process:
         process.send_signal(number)
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
     assert out == b"caught\n"
     assert process.returncode == 5
 
@@ -159,7 +159,7 @@ def test_signals_reach_the_command(where, name):
 def test_a_command_ended_by_a_signal_gives_128_plus_its_number(where):
     with running("sh", "-c", "echo ready; sleep 60", options=(where,)) as process:
         process.terminate()
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_the_time_limit_gives_124(where, scratch):
@@ -182,8 +182,8 @@ def test_several_run_side_by_side():
         running("sh", "-c", script, "sh", "one") as one,
         running("sh", "-c", script, "sh", "two") as two,
     ):
-        first, _ = one.communicate(timeout=30)
-        second, _ = two.communicate(timeout=30)
+        first, _ = one.communicate(timeout=60)
+        second, _ = two.communicate(timeout=60)
     assert (one.returncode, two.returncode) == (0, 0)
     assert b"one" not in second
     assert b"two" not in first
@@ -325,7 +325,7 @@ def test_the_guest_does_not_outlive_a_killed_lab(scratch):
         assert processes_with(f"uml_dir={scratch}")
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while processes_with(f"uml_dir={scratch}") and time.monotonic() < deadline:
             time.sleep(0.05)
     assert processes_with(f"uml_dir={scratch}") == []
@@ -338,7 +338,7 @@ def test_the_shell_is_interactive_on_a_terminal():
         os.execv(LAB, [str(LAB), "shell", "--lab"])
     shown = b""
     answers = [(b"# ", b"tty; uname -n\n"), (b"stellar-lab", b"exit 3\n")]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 1)[0]:
             try:

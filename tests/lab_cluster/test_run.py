@@ -224,7 +224,7 @@ def test_ctrl_c_ends_all_processes_soon_and_without_a_traceback(long_run, later_
     time.sleep(later_s)
     # As a terminal does: to all of them.
     os.killpg(long_run.pid, signal.SIGINT)
-    _, errors = long_run.communicate(timeout=10)
+    _, errors = long_run.communicate(timeout=30)
     assert "Traceback" not in errors and long_run.returncode != 0
     wait_until(lambda: not members(long_run.pid))
 
@@ -232,14 +232,14 @@ def test_ctrl_c_ends_all_processes_soon_and_without_a_traceback(long_run, later_
 def test_ctrl_c_while_the_first_worker_starts_leaves_no_traceback(long_run):
     wait_until(lambda: len(members(long_run.pid)) >= 3)
     os.killpg(long_run.pid, signal.SIGINT)
-    _, errors = long_run.communicate(timeout=10)
+    _, errors = long_run.communicate(timeout=30)
     assert "Traceback" not in errors and long_run.returncode != 0
 
 
 def test_ctrl_c_ends_the_command_after_a_worker_was_killed(long_run):
     wait_for_workers(long_run)
     os.kill(max(members(long_run.pid)), signal.SIGKILL)
-    _, errors = long_run.communicate(timeout=10)
+    _, errors = long_run.communicate(timeout=30)
     assert long_run.returncode != 0 and "killed" in errors
     wait_until(lambda: not members(long_run.pid))
 

@@ -139,7 +139,7 @@ def test_closing_does_not_wait_for_a_rest(registrar: WatchedRegistrar) -> None:
     eventually(lambda: len(registrar.came) == 1)
     begin_s = time.monotonic()
     background.close()
-    assert time.monotonic() - begin_s < 2
+    assert time.monotonic() - begin_s < 5
 
 
 def test_a_thread_that_may_not_be_polite_works_all_the_same(

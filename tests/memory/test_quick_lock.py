@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
 import threading
 import time
@@ -12,6 +10,7 @@ import pytest
 
 from controller.memory import quick_lock
 from controller.memory.quick_lock import QuickLock
+from tests.memory.alarms import alarms
 
 
 def test_threads_inside_are_never_two() -> None:
@@ -92,27 +91,13 @@ def test_a_signal_that_raises_at_any_place_leaves_it_free(
     """Alarms every 50 us or so, at whatever step of taking and giving: none of them loses it."""
     # pytest's takes so long that the next alarm finds it.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    stopped = 0
 
-    def stop(*_: object) -> None:
-        raise InterruptedError
+    def take_and_give() -> None:
+        with any_lock:
+            pass
 
-    previous = signal.signal(signal.SIGALRM, stop)
-    try:
+    with alarms() as interrupt:
         for _ in range(2000):
-            with contextlib.suppress(InterruptedError):
-                try:
-                    # What it raises in the collector's callbacks goes nowhere: so once more.
-                    signal.setitimer(signal.ITIMER_REAL, 50e-6, 5e-3)
-                    while True:
-                        with any_lock:
-                            pass
-                except InterruptedError:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                    stopped += 1
+            interrupt(take_and_give, 50e-6)
             # By another thread, as the holder itself is let in.
             assert not any_lock.held_by_this_thread()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-    assert stopped == 2000

@@ -523,10 +523,11 @@ def test_closing_is_refused_while_a_region_is_in_use_unless_forced(rig: Rig) -> 
 def test_closing_is_refused_while_a_peer_keeps_an_rkey(rig: Rig) -> None:
     answer = threading.Event()
     array = pages(1)
-    export(rig, array, lambda _: answer.wait(10), timeout_s=0.01)
+    exported = export(rig, array, lambda _: answer.wait(10), timeout_s=0.01)
     with pytest.raises(RegionInUseError, match="peers"):
         rig.cache.close()
     answer.set()
+    eventually(lambda: exported.ended)
     rig.cache.close()
 
 

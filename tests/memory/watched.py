@@ -119,7 +119,7 @@ def pages(count: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, count * PAGE), np.uint8)
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> None:
     """Wait for what another thread does."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -52,7 +52,7 @@ class Wire:
 
         self._socket = in_netns(netns, connect)
         self._socket.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
-        self._socket.settimeout(5)
+        self._socket.settimeout(20)
 
     def close(self) -> None:
         self._socket.close()

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from controller.agent.client import ask
+from controller.agent.state import RunDirectory
 from tests.hosts import Controller, Host
 
 Hosts = tuple[Host, Host]
@@ -47,7 +49,7 @@ class Listener:
         self._lines(1)
 
     def _lines(self, count: int) -> list[str]:
-        for _ in range(500):
+        for _ in range(1500):
             # A line that crosses a page of the file is seen in two steps.
             lines = self._output.read_text().split("\n")[self._read : -1]
             if len(lines) >= count:
@@ -74,8 +76,21 @@ def listener(hosts: Hosts, tmp_path: Path) -> Iterator[Listener]:
 
 
 def job(controller: Controller, name: str) -> dict[str, Any]:
-    document: dict[str, Any] = controller.json("job", "show", name)["job"]
+    # Asked for directly: the command starts a Python, and some tests have seconds only.
+    document: dict[str, Any] = ask(RunDirectory(controller.run_dir), "job", name=name)["job"]
     return document
+
+
+def wait(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def wait_for_flow(controller: Controller, name: str) -> None:
+    """Until the agent knows that the flow which has just begun is the job's."""
+    wait(lambda: job(controller, name)["flows"])
 
 
 def interface(controller: Controller, host: Host) -> dict[str, Any]:
@@ -113,7 +128,7 @@ def test_a_flow_of_a_job_leaves_with_its_class_and_every_other_one_as_it_was(
     controller.start(extra=config_file(tmp_path, CONFIG.format(target=a.target, peer=b.address)))
     send(a, b, 0, 1)
     listener.packets(1)  # the first packet tells the agent of the flow
-    time.sleep(0.5)
+    wait_for_flow(controller, "train")
     send(a, b, 1, 20)
     assert listener.packets(20) == [(17, 34 << 2 | 2)] * 20
     send(a, b, 0, 5, qpn=18)
@@ -157,7 +172,7 @@ def test_a_plan_raises_the_class_and_expires(
     controller.start(extra=config_file(tmp_path, CONFIG.format(target=a.target, peer=b.address)))
     send(a, b, 0, 1)
     listener.packets(1)
-    time.sleep(0.5)
+    wait_for_flow(controller, "train")
     controller.run(
         "job",
         "plan",
@@ -174,7 +189,7 @@ def test_a_plan_raises_the_class_and_expires(
     send(a, b, 1, 2)
     assert listener.packets(2) == [(17, 40 << 2 | 2)] * 2  # class 6, the job's ceiling
     assert job(controller, "train")["plan"]["in_force"] is True
-    time.sleep(6)
+    wait(lambda: not job(controller, "train")["plan"]["in_force"])
     send(a, b, 3, 2)
     assert listener.packets(2) == [(17, 34 << 2 | 2)] * 2
     assert job(controller, "train")["plan"]["in_force"] is False
@@ -192,7 +207,7 @@ def test_a_killed_controller_leaves_its_classes_in_force_and_the_next_one_knows_
     controller.run("class", "set", "5", "--dscp", "33")
     send(a, b, 0, 1)
     listener.packets(1)
-    time.sleep(0.5)
+    wait_for_flow(controller, "train")
     send(a, b, 1, 5)
     assert listener.packets(5) == [(17, 33 << 2 | 2)] * 5
     controller.kill(pid)
@@ -201,6 +216,7 @@ def test_a_killed_controller_leaves_its_classes_in_force_and_the_next_one_knows_
     controller.start()
     assert {entry["name"] for entry in controller.json("job", "list")["jobs"]} == {"train", "other"}
     assert controller.json("class", "show")["classes"][5]["dscp"] == 33
+    wait_for_flow(controller, "train")
     (flow,) = job(controller, "train")["flows"]
     assert flow["class_packets"][5] == 10  # counted on while nobody was there
     send(a, b, 11, 5)
@@ -294,10 +310,11 @@ def test_a_pause_ends_an_iteration_and_its_bytes_are_reported(
     controller.start(a.target)
     controller.run("job", "set", "train", "--match", f"dst={b.address}", "--gap", "2s")
     send(a, b, 0, 1)
-    time.sleep(0.5)
+    wait_for_flow(controller, "train")
     send(a, b, 1, 50)
     time.sleep(2.2)
     send(a, b, 51, 3)
+    wait(lambda: job(controller, "train")["last_iteration"])
     shown = job(controller, "train")
     last = shown["last_iteration"]
     # The very first packet was seen before its flow was known to be the job's.

@@ -100,7 +100,10 @@ def test_a_deleted_jobs_number_comes_back_without_its_progress(
     pid = start(controller, tmp_path, text, a.target)
     controller.run("job", "set", "second", "--match", f"dst={b.address}")
     send(a, b, 0, 1)  # tells the agent of the flow
-    time.sleep(0.5)
+    for _ in range(20):
+        if controller.json("job", "show", "second")["job"]["flows"]:
+            break
+        time.sleep(0.1)
     send(a, b, 1, 5)
     assert controller.json("job", "show", "second")["job"]["iteration_bytes"] > 0
     controller.run("job", "delete", "second")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import struct
 import time
 
 import pytest
@@ -23,7 +25,7 @@ MBIT = 125_000
 RATE_Bps = 100 * MBIT
 PORT = 4000
 # asm-generic/socket.h; Python names neither.
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 32, 33, 35
 
 
 def _setup(host: Host, rate_Bps: int = RATE_Bps, **options: object) -> qdisc.Setup:
@@ -36,19 +38,24 @@ def _read(host: Host) -> QdiscState:
 
 def _kernel(host: Host) -> str:
     """What stands at the interface, as tc prints it."""
-    return sh(f"tc -n {host.netns} -j qdisc show") + sh(
-        f"tc -n {host.netns} class show dev {host.interface}"
-    )
+    qdiscs = sh(f"tc -n {host.netns} -j qdisc show")
+    # Of htb it has a count of packets, and IPv6 sends some by itself.
+    qdiscs = re.sub(r'"direct_packets_stat":\d+', '"direct_packets_stat":N', qdiscs)
+    return qdiscs + sh(f"tc -n {host.netns} class show dev {host.interface}")
 
 
 def _send(sender: Host, receiver: Host, priority: int, packets: int, size: int = 1000) -> float:
-    """UDP packets with this skb->priority; seconds from the first to the last received."""
+    """UDP packets with this skb->priority; seconds from the first to the last received.
+
+    By the kernel's clock when they came: whoever reads them may have to wait for a processor.
+    """
 
     def listen() -> socket.socket:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 24)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         sock.bind((receiver.address, PORT))
-        sock.settimeout(10)
+        sock.settimeout(20)
         return sock
 
     def speak() -> None:
@@ -60,11 +67,12 @@ def _send(sender: Host, receiver: Host, priority: int, packets: int, size: int =
 
     with in_netns(receiver.netns, listen) as sock:
         in_netns(sender.netns, speak)
-        sock.recv(size)
-        start = time.monotonic()
-        for _ in range(packets - 1):
-            sock.recv(size)
-        return time.monotonic() - start
+        times = []
+        for _ in range(packets):
+            _, ((_, _, data),), *_ = sock.recvmsg(size, 64)
+            seconds, nanoseconds = struct.unpack("qq", data)
+            times.append(seconds + nanoseconds / 1e9)
+        return float(max(times) - min(times))
 
 
 @pytest.fixture
@@ -132,16 +140,22 @@ def test_a_class_reaches_its_ceiling_and_no_more(
     sender, receiver = hosts
     classes = change(default_classes(), 3, ceiling_share=0.5)
     qdisc.setup(sender.netns, sender.interface, classes, 40 * MBIT)
-    packets = 2000
-    seconds = _send(sender, receiver, classid(number), packets)
-    rate_Bps = (packets - 1) * 1042 / seconds
-    # Below it only as far as the machine's timers are late.
-    assert 0.85 < rate_Bps / (40 * MBIT * share) < 1.05
+    packets, reached = 2000, []
+    for _ in range(5):
+        seconds = _send(sender, receiver, classid(number), packets)
+        reached.append((packets - 1) * 1042 / seconds / (40 * MBIT * share))
+        assert reached[-1] < 1.05
+        # Below it only as far as the machine's timers are late: where it stood still, once more.
+        if reached[-1] > 0.85:
+            break
+    assert max(reached) > 0.85, reached
 
 
 def test_a_second_setup_changes_in_place_and_keeps_what_waits(hosts: tuple[Host, Host]) -> None:
     sender, receiver = hosts
-    _setup(sender, 1 * MBIT)
+    # So slow that the next setup finds most of it waiting, however long it takes.
+    slow = change(default_classes(), 5, ceiling_share=0.2)
+    qdisc.setup(sender.netns, sender.interface, slow, 1 * MBIT)
 
     def fill() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -152,15 +166,18 @@ def test_a_second_setup_changes_in_place_and_keeps_what_waits(hosts: tuple[Host,
 
     in_netns(sender.netns, fill)
     before = _read(sender).classes[5]
-    assert before.backlog_packets > 100  # a second's worth at 1 Mbit/s is 125 packets
-    done = _setup(sender, 2 * MBIT)
+    assert before.backlog_packets > 100  # a second's worth is 24 packets
+    done = qdisc.setup(sender.netns, sender.interface, slow, 2 * MBIT)
     after = _read(sender).classes[5]
     assert done.action == "changed"
-    assert after.ceiling_Bps == 2 * MBIT
+    assert after.ceiling_Bps == 2 * MBIT * 0.2
     assert 50 < after.backlog_packets <= before.backlog_packets
     _setup(sender, 1000 * MBIT)
-    time.sleep(0.5)
-    last = _read(sender).classes[5]
+    for _ in range(100):
+        last = _read(sender).classes[5]
+        if not last.backlog_packets:
+            break
+        time.sleep(0.1)
     assert (last.sent_packets, last.backlog_packets, last.drops) == (200, 0, 0)
 
 

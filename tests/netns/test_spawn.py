@@ -93,7 +93,7 @@ def test_an_error_of_one_rank_is_shown_with_its_remedy_and_ends_the_others(
     assert "No device." in caught.value.message
     assert caught.value.remedy == "Buy one."
     assert caught.value.exit_code == 4
-    assert time.monotonic() - start_s < 10
+    assert time.monotonic() - start_s < 30
     assert living(bed) == []
 
 
