@@ -91,6 +91,7 @@ def marks(how: How) -> dict[str, Any]:
         "drain": 1.0,
         "echo": "held",
         "links": [_link(Place(link_Gbps)) for link_Gbps in links],
+        "looked_at": [FLOWS[0], FLOWS[-1]],
         "linear": linear,
         "rows": [row for key in order if key[0] != "linear" for row in found[key]],
         "left_out": [

@@ -315,7 +315,7 @@ def growth_section(documents: Mapping[str, Any]) -> str:
     packets = document["packets"]
     return f"""{_growth_claim(rows)}
 
-`scripts/simulate growth`: seconds of one processor (Python {document["python"]}, a shared machine: figures are good to a fifth or so). Jobs of {rows[0]["nics"] // rows[0]["jobs"]} NICs like
+`scripts/simulate growth`: seconds of one processor (Python {document["python"]}, a shared machine, where all rows of another day can take half or twice as long: compare rows of one run). Jobs of {rows[0]["nics"] // rows[0]["jobs"]} NICs like
 those of `steady-equal`, anywhere on a leaf-spine network of 2:1, four paths for each edge. An event is the begin of a window, the end of a step or
 iteration, or an arrival; it counts once for each flow that was sending then as a flow-event.
 

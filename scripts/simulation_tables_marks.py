@@ -8,7 +8,7 @@ from typing import Any
 
 from simulation_text import bold_if, counted, listed, table
 
-# Of the port; what a window costs less than that is noise of a run.
+# Of the port; a smaller difference may be noise of a run.
 COST = 0.02
 MODELS = {"flows": "flow by flow", "packets": "packet by packet"}
 LEFT_OUT = "(left out)"
@@ -33,7 +33,7 @@ def costs(document: Mapping[str, Any], link_Gbps: int) -> bool:
 
 
 def is_worse(document: Mapping[str, Any], link_Gbps: int, window_us: float, model: str) -> bool:
-    """Whether the port is used more than `COST` less than with instant marks, at each delay."""
+    """Whether at each delay the use of the port is lower than with instant marks by `COST`."""
     return all(
         used(document, link_Gbps, window_us, model, delay_us)
         < used(document, link_Gbps, 0, model, delay_us) - COST
@@ -100,14 +100,14 @@ def marks_section(documents: Mapping[str, Any]) -> str:
     ]
     return f"""{verdict(document)}
 
-Linearised, for every number of flows that has a fixed point ({_fixed_points(document)}):
+Linearised, for every number of flows from {document["looked_at"][0]} to {document["looked_at"][1]} that has a fixed point ({_fixed_points(document)}):
 
 {chr(10).join(f"* {claim}" for claim in claims(document))}
 
 `{document["command"]}`; one linearised row of 40 Gbit/s: `{document["stability_command"]} --window-us {document["windows_us"][0]:g}`. {document["flows"]} flows without end, `{document["preset"]}` constants
 and marking line [scaled to the link](control.md#scaling-with-the-link), windows of {document["slots"]} slots, packets of {document["packet_bytes"]:,} bytes, `drain` {document["drain"]:g}, echoes {document["echo"]}. *Critical delay*: linearised, of {document["flows"]}
 flows, 0: unstable at any delay; then the least of all numbers of flows that have a fixed point. The other cells
-are for feedback after {delays} us; bold: used more than {100 * COST:g} points less than with instant marks. Packets are marked as they arrive; flow by flow marks are of the queue's moment at the sender, so there the
+are for feedback after {delays} us; bold: at each delay used by more than {100 * COST:g} points less than with instant marks. Packets are marked as they arrive; flow by flow marks are of the queue's moment at the sender, so there the
 queue is no part of the delay, and a window of other slots than the live ones runs with all rates and times slowed evenly. {shortest:g} to {seconds:g} s are simulated, below 40 Gbit/s longer as times stretch; {seeds}.{_missing(document)}
 
 {table(head, lines, left=2)}"""
@@ -118,7 +118,9 @@ def _fixed_points(document: Mapping[str, Any]) -> str:
     groups: dict[str, list[int]] = {}
     for row in _of(document["linear"], window_us=0):
         flows = row["fixed_points"]
-        groups.setdefault(f"{flows[0]} to {flows[-1]}", []).append(row["link_Gbps"])
+        whole = flows == list(range(flows[0], flows[-1] + 1))
+        text = f"{flows[0]} to {flows[-1]}" if whole else listed(flows)
+        groups.setdefault(text, []).append(row["link_Gbps"])
     return ", ".join(f"{flows} at {listed(links)} Gbit/s" for flows, links in groups.items())
 
 
@@ -165,7 +167,14 @@ def claims(document: Mapping[str, Any]) -> list[str]:
         ]
         if within:
             parts.append(f"stable with feedback within {listed(within)}")
-        found.append(f"{_marks(window_us)}: {', '.join(parts) or 'stable for some flows only'}")
+        some = [
+            row["link_Gbps"]
+            for row in rows
+            if row["link_Gbps"] not in never and row["least_critical_us"] == 0
+        ]
+        if some:
+            parts.append(f"for some numbers of flows only at {listed(some)} Gbit/s")
+        found.append(f"{_marks(window_us)}: {', '.join(parts)}")
     return found
 
 

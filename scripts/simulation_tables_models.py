@@ -270,8 +270,8 @@ def map_section(documents: Mapping[str, Any]) -> str:
 
 {chr(10).join(claims)}
 
-Where the loop is not stable the queue cycles between empty and full. What that means for the port is in the next section, also for other links; what for
-windows of jobs, under [incast](#throughput-stability-under-incast).
+Where the loop is not stable the queue cycles between empty and full. The next section tells what that means for the port, on other links too; for
+windows of jobs see [incast](#throughput-stability-under-incast).
 
 `scripts/simulate map`. Critical delays in us by the exact roots, 0: unstable without any delay; then the longest window that is stable at
 {near_us:g} us. Bold p*: above Pmax (1 %), so there is no fixed point; what follows then would hold if the marking line went on beyond Kmax.

@@ -17,7 +17,7 @@ _30, _27, _31 = (np.uint64(shift) for shift in (30, 27, 31))
 
 
 def finalised(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Words of which every bit depends on every bit of the state's, in its shape."""
+    """Words in the shape of the state; each bit of one depends on every bit of the state's word."""
     state = (state ^ (state >> _30)) * _FIRST
     state = (state ^ (state >> _27)) * _SECOND
     return state ^ (state >> _31)

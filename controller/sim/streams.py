@@ -20,6 +20,6 @@ def stream(seed: int, name: str, *purpose: int) -> np.random.Generator:
     name
         Of a job.
     purpose
-        None: compute times; else `ERRORS` or `BEGINS`.
+        Nothing: compute times; else `ERRORS` or `BEGINS`.
     """
     return np.random.default_rng((seed, zlib.crc32(name.encode()), *purpose))

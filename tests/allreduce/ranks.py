@@ -36,14 +36,6 @@ def join(
     return ControlChannel.join(Placement(rank, size, 0, master), timeout_s=timeout_s, **options)
 
 
-def wait(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """For what another thread does."""
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.005)
-
-
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
     """Results of calls that run at the same time; exceptions as values."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:

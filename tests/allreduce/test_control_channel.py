@@ -36,8 +36,8 @@ from tests.allreduce.ranks import (
     heard,
     in_threads,
     join,
-    wait,
 )
+from tests.waiting import wait
 
 # A death must be heard of in less than a second, and is in milliseconds where the processors are
 # free. No test fails because the machine stood still; but this is less than any timeout.
@@ -47,7 +47,7 @@ ROUNDS = 20
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits that end by themselves after a second or less do not: who waits shows, who is slow not.
+    """Waits of a second or less are long ones: waiting in vain shows then, and slowness does not.
 
     A goodbye that is not answered in time would also look like a death.
     """
@@ -486,7 +486,7 @@ def test_a_stopped_process_is_waited_for_longer_than_a_vanished_host(start: Star
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(1.2)
         os.kill(process.pid, signal.SIGCONT)
-        time.sleep(1)  # of its life there are ten signs
+        time.sleep(1)  # some ten heartbeats
         assert departures.empty()
         os.kill(process.pid, signal.SIGSTOP)
         start_s = time.monotonic()

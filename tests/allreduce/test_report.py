@@ -22,7 +22,8 @@ from controller.allreduce import report
 from controller.allreduce.report import ClassInForce, JobReporter, parse_answer
 from controller.errors import UsageError
 from controller.priority.jobs import JobReport
-from tests.allreduce.ranks import Opened, wait
+from tests.allreduce.ranks import Opened
+from tests.waiting import wait
 
 ANSWER = {"class": 5, "traffic_class": 136, "plan_valid_until_ns": None, "packets_seen": False}
 

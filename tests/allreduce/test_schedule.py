@@ -107,7 +107,7 @@ def test_any_order_of_events_gives_the_result_of_numpy(
 
 
 @COLLECTIVES
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     algorithm=st.sampled_from(Algorithm),
     size=st.integers(1, 17),

@@ -110,7 +110,6 @@ STEPS = st.lists(
 @pytest.mark.parametrize("link_Bps", [125_000, 12_500_000, 1_250_000_000, 50_000_000_000])
 @settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(steps=STEPS, slot_ns=st.sampled_from([1_000, 62_500, 25_000_000]), phase=st.integers(0))

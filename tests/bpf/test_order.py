@@ -379,7 +379,6 @@ def arrivals(random: Random, length: int) -> list[Request]:
 
 @settings(
     max_examples=300,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],

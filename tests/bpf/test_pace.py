@@ -246,7 +246,7 @@ class Clocks:
     flows: tuple[Edt, ...] = field(default_factory=lambda: (Edt(), Edt()))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None,
+@settings(max_examples=100, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(
     job_Bps=st.just(0) | st.integers(1000, 1 << 36),

@@ -294,7 +294,6 @@ def test_a_large_frame_in_several_buffers_is_parsed(xdp: Hook) -> None:
 
 FUZZ = settings(
     max_examples=150,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

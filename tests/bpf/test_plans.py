@@ -39,7 +39,6 @@ OTHER_JOB, OTHER_SLOT, OTHER_PORT = 9, 6, 4
 PLAN = JobPlan("train", 1 << 30, START_ns, START_ns + 2 * S, START_ns + 60 * S, 1 << 30, 0, 0, 7)
 PROPERTY = settings(
     max_examples=200,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

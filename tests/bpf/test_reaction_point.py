@@ -45,7 +45,6 @@ EVENTS = st.lists(
 )
 FUZZ = settings(
     max_examples=150,
-    deadline=None,
     # The programs are loaded once; every example starts from empty maps.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

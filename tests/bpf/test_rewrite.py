@@ -65,7 +65,6 @@ CHECKSUMS: dict[str, dict[str, Any]] = {
 }
 PROPERTY = settings(
     max_examples=100,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.congestion.marking import SlidingWindow, VirtualQueue, mark_probability
@@ -113,7 +113,6 @@ def test_poisson_arrivals_find_the_queue_of_m_d_1(load: float) -> None:
 ARRIVALS = st.lists(st.tuples(st.integers(0, 120), st.integers(1, 90)), min_size=1, max_size=60)
 
 
-@settings(deadline=None)
 @given(ARRIVALS, st.integers(1, 25), st.integers(1, 6))
 def test_window_equals_a_simulation_in_steps_of_one_nanosecond(
     arrivals: list[tuple[int, int]], slot_ns: int, slots: int

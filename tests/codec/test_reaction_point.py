@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.congestion.dcqcn import PRESETS, DcqcnParameters, preset, scaled
@@ -340,7 +340,6 @@ def play(flow: ReactionPoint, events: Sequence[Event], stretch: int = 1) -> list
     return seen
 
 
-@settings(deadline=None)
 @given(EVENTS, st.sampled_from(sorted(PRESETS)))
 def test_rates_stay_between_minimum_target_and_link(events: list[Event], name: str) -> None:
     parameters = PRESETS[name]
@@ -353,7 +352,6 @@ def test_rates_stay_between_minimum_target_and_link(events: list[Event], name: s
     assert flow.limited == (flow.rc_Bps < LINK)
 
 
-@settings(deadline=None)
 @given(EVENTS, st.lists(st.integers(1, 300_000), min_size=1, max_size=40))
 def test_without_marks_rates_never_fall_and_alpha_never_rises(
     events: list[Event], gaps_ns: list[int]
@@ -372,7 +370,6 @@ def test_without_marks_rates_never_fall_and_alpha_never_rises(
     assert flow.rc_Bps == LINK
 
 
-@settings(deadline=None)
 @given(EVENTS, st.sampled_from(sorted(PRESETS)))
 def test_a_link_400_times_slower_runs_the_same_curves_400_times_slower(
     events: list[Event], name: str
@@ -385,7 +382,6 @@ def test_a_link_400_times_slower_runs_the_same_curves_400_times_slower(
         assert one == pytest.approx(other, rel=1e-9)
 
 
-@settings(deadline=None)
 @given(EVENTS)
 def test_a_link_4_times_faster_runs_the_same_curves_with_4_times_the_bytes(
     events: list[Event],
@@ -397,7 +393,6 @@ def test_a_link_4_times_faster_runs_the_same_curves_with_4_times_the_bytes(
         assert one == pytest.approx(other, rel=1e-9)
 
 
-@settings(deadline=None)
 @given(EVENTS)
 def test_looking_more_often_changes_nothing(events: list[Event]) -> None:
     finer: list[Event] = []

@@ -135,7 +135,7 @@ def test_one_value_is_forecast_to_come_again():
 # Two that differ by powers of ten in turn: an expert once expected the next below 0.
 @example([3.5e12, 1.0, 4.7e13, 1.0, 6.4e13, 1.0, 1.2e14])
 @given(st.lists(st.floats(1, 1e15), min_size=1, max_size=80))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_forecast_stays_near_what_was_seen_whatever_comes(series):
     forecaster = Forecaster()
     for value in series:

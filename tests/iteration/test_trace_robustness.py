@@ -201,7 +201,7 @@ def test_a_format_that_is_asked_for_and_found_is_read(tmp_path: Path, format: st
     assert read_trace(path, format) == read_trace(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(
     begin=st.sampled_from([b"", b"{", b"[", b"\x1f\x8b", b"start_us,bytes\n", b"NCCL INFO "]),
     data=st.binary(max_size=200),
@@ -219,7 +219,7 @@ _BASES["nccl-log"] = fixtures.nccl_line(1, "[2024-05-22 17:15:01] ").encode()
 _BASES["protobuf as JSON"] = fixtures.protobuf_as_json(True).encode()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(
     base=st.sampled_from(sorted(_BASES)),
     edits=st.lists(

@@ -63,6 +63,13 @@ def test_many_failures_are_not_run_again(runner: ModuleType, tmp_path: Path) -> 
     assert (outcome.passed, outcome.failed, outcome.problem) == (0, 6, "tests failed")
 
 
+def test_what_was_broken_off_is_not_run_again(runner: ModuleType, tmp_path: Path) -> None:
+    text = "import pytest\ndef test_ends(): pytest.exit('over', returncode=3)\ndef test_z(): 0/0\n"
+    outcome = run(runner, tmp_path, ONCE + text)
+    assert (outcome.failed, outcome.repeated) == (1, [])
+    assert outcome.problem == "it ended with status 3"
+
+
 def test_skips_are_not_run_again(runner: ModuleType, tmp_path: Path) -> None:
     text = "import pytest\ndef test_skipped(): pytest.skip()\n"
     outcome = run(runner, tmp_path, ONCE + text)

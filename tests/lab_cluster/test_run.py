@@ -21,6 +21,7 @@ from controller.errors import StellarError, UsageError
 from controller.lab import run as running
 from controller.lab.kinds import builtins, load_cluster
 from controller.lab.run import run_cluster, with_options
+from tests.waiting import wait
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = """
@@ -215,7 +216,7 @@ def long_run(tmp_path):
 
 def wait_for_workers(process) -> None:
     # The command, Python's own that looks after semaphores, and two that simulate.
-    wait_until(lambda: len(members(process.pid)) >= 4)
+    wait(lambda: len(members(process.pid)) >= 4)
 
 
 @pytest.mark.parametrize("later_s", [0.0, 0.2, 2.0])
@@ -226,11 +227,11 @@ def test_ctrl_c_ends_all_processes_soon_and_without_a_traceback(long_run, later_
     os.killpg(long_run.pid, signal.SIGINT)
     _, errors = long_run.communicate(timeout=30)
     assert "Traceback" not in errors and long_run.returncode != 0
-    wait_until(lambda: not members(long_run.pid))
+    wait(lambda: not members(long_run.pid))
 
 
 def test_ctrl_c_while_the_first_worker_starts_leaves_no_traceback(long_run):
-    wait_until(lambda: len(members(long_run.pid)) >= 3)
+    wait(lambda: len(members(long_run.pid)) >= 3)
     os.killpg(long_run.pid, signal.SIGINT)
     _, errors = long_run.communicate(timeout=30)
     assert "Traceback" not in errors and long_run.returncode != 0
@@ -241,13 +242,13 @@ def test_ctrl_c_ends_the_command_after_a_worker_was_killed(long_run):
     os.kill(max(members(long_run.pid)), signal.SIGKILL)
     _, errors = long_run.communicate(timeout=30)
     assert long_run.returncode != 0 and "killed" in errors
-    wait_until(lambda: not members(long_run.pid))
+    wait(lambda: not members(long_run.pid))
 
 
 def test_no_process_outlives_a_command_that_is_killed(long_run):
     wait_for_workers(long_run)
     long_run.kill()
-    wait_until(lambda: not members(long_run.pid))
+    wait(lambda: not members(long_run.pid))
 
 
 def members(session: int) -> list[int]:
@@ -261,10 +262,3 @@ def members(session: int) -> list[int]:
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(entry.parent.name))
     return found
-
-
-def wait_until(is_so, timeout_s=60.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)

@@ -188,6 +188,7 @@ def marks_document(live_used: float, least_us: float | None = 41.04) -> dict[str
         "preset": "paper", "flows": 10, "delays_us": [1, 50], "windows_us": list(windows),
         "slots": 16, "packet_bytes": 1000, "drain": 1.0, "echo": "held",
         "links": [{"link_Gbps": 40}, {"link_Gbps": 1}],
+        "looked_at": [2, 64],
         "linear": [
             {
                 "link_Gbps": link_Gbps, "window_us": window_us, "exists": True,

@@ -27,6 +27,7 @@ from controller.memory.lease import Lease
 from controller.verbs.registration import RegistrationError
 from tests.memory.alarms import alarms
 from tests.memory.fakes import GIB, MIB, ROOMY, FakeRegistrar, RepeatedPages
+from tests.waiting import wait
 
 
 @pytest.fixture
@@ -38,13 +39,6 @@ def registrar() -> FakeRegistrar:
 def arena(registrar: FakeRegistrar) -> Arena:
     """Four chunks of 1 MiB."""
     return Arena(registrar, 4 * MIB, chunk_nbytes=MIB)
-
-
-def poll(condition: Callable[[], Any], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 # ---- what a lease gives ----
@@ -104,7 +98,7 @@ def test_a_key_that_asks_for_another_size_gets_another_place_and_keeps_that(aren
         assert again.addr == address
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 300_000), st.integers(0, 6)), min_size=1, max_size=60))
 def test_live_leases_never_share_a_byte_and_are_found_by_every_address_in_them(
     steps: list[tuple[int, int]],
@@ -410,7 +404,7 @@ def test_preparation_that_fails_keeps_only_what_is_leased_and_tells_everybody() 
     arena = Arena(registrar, 3 * MIB, chunk_nbytes=MIB, prepare="background")
     with pytest.raises(PoolError, match="2 of 3 chunks"):
         arena.wait_ready(10)
-    poll(lambda: not registrar.regions)
+    wait(lambda: not registrar.regions)
     with pytest.raises(PoolError, match="2 of 3 chunks"):
         arena.lease(10, timeout_s=1)
     arena.close()

@@ -33,10 +33,10 @@ from tests.memory.watched import (
     OldestFirst,
     Rig,
     WatchedRegistrar,
-    eventually,
     make_rig,
     pages,
 )
+from tests.waiting import wait
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_closing_does_not_wait_for_a_rest(registrar: WatchedRegistrar) -> None:
     background = BackgroundRegistrar(registrar, busy_share=0.002)  # a rest of 10 s
     array = pages(1)
     background.submit(address_of(array), PAGE)
-    eventually(lambda: len(registrar.came) == 1)
+    wait(lambda: len(registrar.came) == 1)
     begin_s = time.monotonic()
     background.close()
     assert time.monotonic() - begin_s < 5
@@ -424,9 +424,9 @@ def test_what_the_policy_expects_is_registered_before_it_is_asked_for(
     Prefetcher(rig.cache, background)
     rig.policy.predicted = [address_of(a)]
     evicted(rig, arrays)
-    eventually(lambda: prefetches(rig)["issued"] == 1 and len(rig.registrar.came) == 4)
+    wait(lambda: prefetches(rig)["issued"] == 1 and len(rig.registrar.came) == 4)
     assert rig.registrar.came[-1] == (address_of(a), PAGE)
-    eventually(lambda: address_of(a) in rig.policy.resident or rig.cache.candidates(9) == [])
+    wait(lambda: address_of(a) in rig.policy.resident or rig.cache.candidates(9) == [])
     rig.cache.acquire(a).release()
     assert rig.stats.hits == 1
     assert prefetches(rig) == {"issued": 1, "useful": 1, "wasted": 0}

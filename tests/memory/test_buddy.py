@@ -35,7 +35,7 @@ def fits_somewhere(used: dict[int, int], nbytes: int, size: int) -> bool:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STEPS)
 def test_blocks_are_aligned_never_overlap_are_found_whenever_there_is_one_and_all_merge_back(
     steps: list[tuple[str, int]],

@@ -46,7 +46,7 @@ def hits_of(policy, keys, capacity):
 
 @pytest.mark.parametrize("kind", SHADOWS)
 @given(TRACES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_shadow_never_holds_more_than_its_capacity_and_orders_what_it_holds(kind, trace):
     shadow = kind(100)
     held = {}
@@ -69,7 +69,7 @@ def test_a_shadow_never_holds_more_than_its_capacity_and_orders_what_it_holds(ki
 
 @pytest.mark.parametrize("kind", SHADOWS)
 @given(TRACES, st.lists(st.integers(0, 30), max_size=20))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_shadow_goes_on_after_keys_were_forgotten(kind, trace, forgotten):
     shadow = kind(100)
     for number, (key, weight) in enumerate(trace):
@@ -83,7 +83,7 @@ def test_a_shadow_goes_on_after_keys_were_forgotten(kind, trace, forgotten):
 
 @pytest.mark.parametrize("name", ONLINE_POLICIES)
 @given(TRACES, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_victims_are_all_resident_keys_once_whatever_the_cache_does(name, trace, random):
     policy = make_policy(name, 100)
     resident = set()
@@ -156,7 +156,6 @@ def test_an_unknown_policy_is_refused_with_the_names_there_are():
 
 
 @given(st.lists(st.integers(0, 12), max_size=200), st.integers(1, 8))
-@settings(deadline=None)
 def test_lru_is_what_brute_force_says(keys, capacity):
     order = OrderedDict()
     expected = 0
@@ -248,7 +247,6 @@ def fewest_misses(keys, capacity):
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=25), st.integers(1, 4))
-@settings(deadline=None)
 def test_belady_has_the_fewest_misses_possible(keys, capacity):
     policy = BeladyPolicy(next_uses(str(key) for key in keys))
     assert len(keys) - hits_of(policy, keys, capacity) == fewest_misses(keys, capacity)

@@ -31,8 +31,9 @@ from controller.memory import (
 from controller.memory import pool as pool_module
 from controller.memory.background import Urgency
 from controller.memory.stats import PoolStats, TraceRecorder
+from tests import waiting
 from tests.memory.fakes import GIB, MIB, FakeRegistrar
-from tests.memory.watched import PAGE, eventually, pages
+from tests.memory.watched import PAGE, pages
 
 
 @pytest.fixture(autouse=True)
@@ -312,7 +313,7 @@ def test_a_cancelled_registration_leaves_nothing_in_use(registrar: FakeRegistrar
         registrar.gate = threading.Event()
         first = pool.register_async(np.ones(5000, np.uint8))
         second = pool.register_async(np.ones(5000, np.uint8))
-        eventually(first.running)
+        waiting.wait(first.running)
         assert second.cancel() and first.cancel()
         registrar.gate.set()
         with pytest.raises(PoolError, match="cancelled"):
@@ -329,7 +330,7 @@ def test_closing_waits_for_the_registration_under_way_and_calls_off_the_others(
     pool = pool_of(registrar, name="closing")
     registrar.gate = threading.Event()
     futures: list[Future[Any]] = [pool.register_async(np.ones(5000, np.uint8)) for _ in range(3)]
-    eventually(futures[0].running)
+    waiting.wait(futures[0].running)
     closing = threading.Thread(target=pool.close)
     closing.start()
     # Those that wait are told at once, however long the device takes.
@@ -366,7 +367,7 @@ def test_a_region_in_a_future_is_held_until_it_is_released_or_dropped(
 ) -> None:
     pool = pool_of(registrar, capacity_nbytes=0)
     future = pool.register_async(np.ones(5000, np.uint8), "forgotten")
-    eventually(future.done)
+    waiting.wait(future.done)
     with pytest.raises(RegionInUseError, match="forgotten"):
         pool.close()
     with pytest.warns(ResourceWarning, match="never released"):
@@ -382,7 +383,7 @@ def test_a_pool_that_is_dropped_takes_its_thread_with_it(registrar: FakeRegistra
     assert threads_of("dropped")
     del pool
     gc.collect()
-    eventually(lambda: not threads_of("dropped"))
+    waiting.wait(lambda: not threads_of("dropped"))
 
 
 def test_a_child_is_told_that_it_cannot_register_in_the_background(

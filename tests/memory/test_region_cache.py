@@ -21,7 +21,8 @@ from controller.memory.errors import ForkError, PoolError, PoolExhaustedError, R
 from controller.memory.export import Export
 from controller.memory.region_cache import CachedRegion, RegionCache
 from controller.verbs.registration import MemoryRegion, RegistrationError
-from tests.memory.watched import PAGE, Rig, WatchedRegistrar, eventually, make_rig, pages
+from tests.memory.watched import PAGE, Rig, WatchedRegistrar, make_rig, pages
+from tests.waiting import wait
 
 
 @pytest.fixture
@@ -309,7 +310,7 @@ def test_an_owner_lives_as_long_as_its_region_is_in_use(rig: Rig) -> None:
     gc.collect()
     assert rig.evictions("owner_died") == 0
     region.release()
-    eventually(lambda: not rig.registrar.regions)
+    wait(lambda: not rig.registrar.regions)
     assert rig.evictions("owner_died") == 1
 
 
@@ -324,7 +325,7 @@ def test_a_region_goes_when_its_owner_dies(rig: Rig) -> None:
     assert rig.registrar.regions
     del view
     gc.collect()
-    eventually(lambda: not rig.registrar.regions)
+    wait(lambda: not rig.registrar.regions)
     assert rig.evictions("owner_died") == 1
 
 
@@ -341,7 +342,7 @@ def test_new_memory_at_an_old_address_is_never_a_hit() -> None:
         seen.add(address_of(array))
         del array
     assert again > 100
-    eventually(lambda: not rig.registrar.regions)
+    wait(lambda: not rig.registrar.regions)
 
 
 def test_a_merged_region_goes_when_the_owner_of_either_part_dies(rig: Rig) -> None:
@@ -356,7 +357,7 @@ def test_a_merged_region_goes_when_the_owner_of_either_part_dies(rig: Rig) -> No
     touch(rig.cache, second)
     assert rig.evictions("merged") == 1
     del first
-    eventually(lambda: not rig.registrar.regions)
+    wait(lambda: not rig.registrar.regions)
     touch(rig.cache, second)
     assert rig.stats.misses == 3
 
@@ -449,7 +450,7 @@ def test_a_peer_that_does_not_answer_in_time_keeps_its_region() -> None:
     with pytest.raises(PoolExhaustedError, match="shared"):
         rig.cache.acquire(pages(1))
     answer.set()
-    eventually(lambda: exported.ended)
+    wait(lambda: exported.ended)
     touch(rig.cache, pages(1))
 
 
@@ -471,7 +472,7 @@ def test_the_owner_of_exported_memory_lives_until_the_peer_is_done(rig: Rig) -> 
     exported.close()
     exported.close()
     gc.collect()
-    eventually(lambda: not rig.registrar.regions)
+    wait(lambda: not rig.registrar.regions)
 
 
 def test_a_merged_region_that_a_peer_holds_goes_when_the_peer_is_done(rig: Rig) -> None:
@@ -527,7 +528,7 @@ def test_closing_is_refused_while_a_peer_keeps_an_rkey(rig: Rig) -> None:
     with pytest.raises(RegionInUseError, match="peers"):
         rig.cache.close()
     answer.set()
-    eventually(lambda: exported.ended)
+    wait(lambda: exported.ended)
     rig.cache.close()
 
 
@@ -560,7 +561,7 @@ def test_hits_go_on_while_another_thread_registers(rig: Rig) -> None:
     rig.registrar.before_register = lambda address, nbytes: gate.wait(10)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(touch, rig.cache, large)
-        eventually(lambda: rig.stats.misses == 2)
+        wait(lambda: rig.stats.misses == 2)
         touch(rig.cache, small)
         assert not slow.done()
         gate.set()
@@ -583,7 +584,7 @@ def test_invalidation_waits_for_a_registration_under_way(rig: Rig) -> None:
     rig.registrar.before_register = lambda address, nbytes: gate.wait(10)
     with ThreadPoolExecutor(2) as pool:
         registering = pool.submit(touch, rig.cache, array)
-        eventually(lambda: rig.stats.misses == 1)
+        wait(lambda: rig.stats.misses == 1)
         invalidating = pool.submit(rig.cache.invalidate, array, 10.0)
         time.sleep(0.02)
         assert not invalidating.done()

@@ -14,7 +14,7 @@ ranges = st.tuples(st.integers(0, SPACE - 1), st.integers(1, 16)).map(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     inserted=st.lists(ranges, max_size=30),
     removed=st.lists(st.integers(0, SPACE), max_size=10),

@@ -17,7 +17,8 @@ import pytest
 from controller.memory.errors import ForkError, PoolError, PoolExhaustedError
 from controller.memory.export import Export
 from controller.verbs.registration import MemoryRegion, RegistrationError
-from tests.memory.watched import PAGE, Rig, WatchedRegistrar, eventually, make_rig, pages
+from tests.memory.watched import PAGE, Rig, WatchedRegistrar, make_rig, pages
+from tests.waiting import wait
 
 T = TypeVar("T")
 
@@ -161,7 +162,7 @@ def test_an_interrupted_sweep_leaves_the_rest_to_the_next(rig: Rig) -> None:
     interrupt_first_deregistration(rig)
     with pytest.raises(KeyboardInterrupt):
         rig.cache._evictor.sweep()
-    eventually(lambda: not rig.registrar.regions)
+    wait(lambda: not rig.registrar.regions)
     within(5, rig.cache.close)
 
 
@@ -211,7 +212,7 @@ def test_a_finalizer_may_release_a_retired_region_while_its_thread_has_the_lock(
     touch(rig, array[2 * PAGE : 6 * PAGE])
     assert rig.evictions("merged") == 1
     under_the_lock(rig, old.release)
-    eventually(lambda: (address_of(array), 4 * PAGE) in rig.registrar.went)
+    wait(lambda: (address_of(array), 4 * PAGE) in rig.registrar.went)
 
 
 def test_a_finalizer_may_release_a_region_that_another_thread_waits_for(rig: Rig) -> None:
@@ -220,7 +221,7 @@ def test_a_finalizer_may_release_a_region_that_another_thread_waits_for(rig: Rig
     results: list[int] = []
     waiting = threading.Thread(target=lambda: results.append(rig.cache.invalidate(array, 10)))
     waiting.start()
-    eventually(lambda: rig.cache._state.waiting > 0)
+    wait(lambda: rig.cache._state.waiting > 0)
     under_the_lock(rig, held.release)
     waiting.join(20)
     assert results == [1]
@@ -233,7 +234,7 @@ def test_a_finalizer_may_end_an_export_while_its_thread_has_the_lock(rig: Rig) -
     touch(rig, array[2 * PAGE : 6 * PAGE])
     under_the_lock(rig, exported.close)
     assert exported.ended
-    eventually(lambda: (address_of(array), 4 * PAGE) in rig.registrar.went)
+    wait(lambda: (address_of(array), 4 * PAGE) in rig.registrar.went)
 
 
 def test_a_finalizer_under_the_lock_cannot_invalidate_but_the_region_is_found_no_more(
@@ -247,7 +248,7 @@ def test_a_finalizer_under_the_lock_cannot_invalidate_but_the_region_is_found_no
     touch(rig, place)
     assert rig.stats.misses == misses + 1
     assert rig.evictions("invalidated") == 1
-    eventually(lambda: place in rig.registrar.went)
+    wait(lambda: place in rig.registrar.went)
     del array
 
 
@@ -284,7 +285,7 @@ def test_a_signal_handler_may_release_while_its_thread_has_the_lock(rig: Rig) ->
             assert old._entry is None
     finally:
         signal.signal(signal.SIGUSR1, before)
-    eventually(lambda: (address_of(array), 4 * PAGE) in rig.registrar.went)
+    wait(lambda: (address_of(array), 4 * PAGE) in rig.registrar.went)
 
 
 def test_memory_that_is_being_registered_cannot_be_invalidated_by_the_same_thread(
@@ -302,7 +303,7 @@ def test_memory_that_is_being_registered_cannot_be_invalidated_by_the_same_threa
     rig.registrar.before_register = invalidate
     within(5, lambda: touch(rig, place))
     assert len(refused) == 1
-    eventually(lambda: not rig.registrar.regions)
+    wait(lambda: not rig.registrar.regions)
     del array
 
 
@@ -486,7 +487,7 @@ def test_a_silent_peer_is_asked_by_one_thread_however_often() -> None:
     assert names.count(f"revoke-{exported.rkey:#x}") == 1
     assert len(asked) == 1
     answer.set()
-    eventually(lambda: exported.ended)
+    wait(lambda: exported.ended)
     touch(rig, pages(1))
 
 

@@ -28,6 +28,7 @@ from controller.memory.status_files import (
 )
 from controller.telemetry.pool_views import pools_text
 from tests.memory.fakes import MIB, FakeRegistrar
+from tests.waiting import wait
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +44,6 @@ def small_pool(**changes: Any) -> RegistrationPool:
     return RegistrationPool(FakeRegistrar(), PoolConfig(**(arguments | changes)))
 
 
-def poll(condition: Callable[[], Any], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def run(run_dir: Path, *arguments: str) -> str:
     result = CliRunner().invoke(pool_group, ["status", *arguments], obj=run_dir)
     assert result.exit_code == 0, result.output
@@ -63,7 +57,7 @@ def test_a_pool_shows_itself_from_its_making_to_its_end(run_dir: Path) -> None:
         assert file.stat().st_mode & 0o777 == 0o600
         assert (run_dir / "pools").stat().st_mode & 0o777 == 0o700
         # Written every second: the lease shows up by itself.
-        poll(lambda: read_pools([run_dir / "pools"])[0]["stats"]["leases_out"] == 1)
+        wait(lambda: read_pools([run_dir / "pools"])[0]["stats"]["leases_out"] == 1)
         (shown,) = json.loads(run(run_dir, "--json"))["pools"]
         assert shown["name"] == "gradients" and shown["pid"] == os.getpid()
         assert shown["device"] == "fake0" and shown["capacity_nbytes"] == MIB
@@ -218,8 +212,8 @@ def test_a_pool_works_where_its_status_cannot_be_written(
     monkeypatch.setattr(module, "INTERVAL_S", 0.01)
     with caplog.at_level(logging.DEBUG, module.__name__), small_pool() as pool:
         pool.lease(1).release()
-        poll(lambda: "not published" in caplog.text)
-        time.sleep(0.1)  # it is tried again, and not told of
+        wait(lambda: "not published" in caplog.text)
+        time.sleep(0.1)  # tried again, and not logged again
     assert len([record for record in caplog.records if "not published" in record.message]) == 1
 
 
@@ -232,8 +226,8 @@ def test_a_pool_works_where_its_status_cannot_even_be_described(
     monkeypatch.setattr(module, "INTERVAL_S", 0.01)
     with caplog.at_level(logging.DEBUG, module.__name__):
         status = StatusFile(refuse, run_dir / "pools")
-        poll(lambda: "no status" in caplog.text)
-        time.sleep(0.1)  # it is tried again, and not told of
+        wait(lambda: "no status" in caplog.text)
+        time.sleep(0.1)  # tried again, and not logged again
         status.close()
     assert len([record for record in caplog.records if "no status" in record.message]) == 1
 
@@ -295,9 +289,9 @@ def test_a_directory_that_is_removed_comes_back(
     monkeypatch.setattr(module, "INTERVAL_S", 0.01)
     with small_pool():
         (file,) = (run_dir / "pools").glob("*.json")
-        poll(lambda: not list((run_dir / "pools").glob(".*.new")))
+        wait(lambda: not list((run_dir / "pools").glob(".*.new")))
         file.unlink()
-        poll(file.exists)
+        wait(file.exists)
 
 
 def test_a_status_of_a_pool_that_is_gone_goes_with_it(run_dir: Path) -> None:
@@ -305,7 +299,7 @@ def test_a_status_of_a_pool_that_is_gone_goes_with_it(run_dir: Path) -> None:
     status = StatusFile(lambda: {"name": "x"} if alive else None, run_dir / "pools")
     assert status.path is not None and status.path.exists()
     alive.clear()
-    poll(lambda: not status.path.exists())
+    wait(lambda: not status.path.exists())
     status.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -117,11 +116,3 @@ def make_rig(
 def pages(count: int) -> np.ndarray:
     """An array of whole pages that owns its memory's mapping."""
     return np.frombuffer(mmap.mmap(-1, count * PAGE), np.uint8)
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)

@@ -15,6 +15,7 @@ import pytest
 from controller.agent.client import ask
 from controller.agent.state import RunDirectory
 from tests.hosts import Controller, Host
+from tests.waiting import wait
 
 Hosts = tuple[Host, Host]
 Send = Callable[..., None]
@@ -79,13 +80,6 @@ def job(controller: Controller, name: str) -> dict[str, Any]:
     # Asked for directly: the command starts a Python, and some tests have seconds only.
     document: dict[str, Any] = ask(RunDirectory(controller.run_dir), "job", name=name)["job"]
     return document
-
-
-def wait(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def wait_for_flow(controller: Controller, name: str) -> None:

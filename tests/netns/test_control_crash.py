@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from controller.agent.control import request
 from controller.dataplane import layout, libbpf
 from controller.errors import StellarError, UsageError
 from tests.hosts import Controller, Host
+from tests.waiting import wait
 
 Hosts = tuple[Host, Host]
 
@@ -100,10 +100,7 @@ def test_a_deleted_jobs_number_comes_back_without_its_progress(
     pid = start(controller, tmp_path, text, a.target)
     controller.run("job", "set", "second", "--match", f"dst={b.address}")
     send(a, b, 0, 1)  # tells the agent of the flow
-    for _ in range(20):
-        if controller.json("job", "show", "second")["job"]["flows"]:
-            break
-        time.sleep(0.1)
+    wait(lambda: controller.json("job", "show", "second")["job"]["flows"])
     send(a, b, 1, 5)
     assert controller.json("job", "show", "second")["job"]["iteration_bytes"] > 0
     controller.run("job", "delete", "second")

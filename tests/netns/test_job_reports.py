@@ -24,6 +24,7 @@ from controller.errors import ConflictError, UsageError
 from controller.priority.jobs import Job, JobPlan, JobReport
 from controller.telemetry.control_views import job_text, jobs_text
 from tests.hosts import Controller, Host, veth_hosts
+from tests.waiting import wait
 
 Hosts = tuple[Host, Host]
 
@@ -37,7 +38,7 @@ if uid != "0":
     os.setuid(int(uid))
 with JobReporter(job, run_dir) as reporter:
     operation = reporter.begin(1, 1000, 1.0)
-    # Who is answered is at once, mostly; the other one has a second to be wrongly.
+    # An answer comes at once, mostly. Who should get none is watched for a second.
     end_s = time.monotonic() + (20 if uid == "0" else 1)
     while reporter.class_in_force is None and time.monotonic() < end_s:
         time.sleep(0.05)
@@ -91,13 +92,6 @@ def make_plan(name: str, expected_bytes: int, seconds: float, rate_Bps: int) -> 
     now_ns = time.monotonic_ns()
     end_ns = now_ns + round(seconds * 10**9)
     return JobPlan(name, expected_bytes, now_ns, end_ns, end_ns, rate_Bps, 0)
-
-
-def wait(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def wait_for_class(reporter: JobReporter, number: int) -> None:

@@ -16,6 +16,7 @@ from controller.agent.client import ask
 from controller.agent.state import RunDirectory
 from controller.allreduce.report import JobReporter
 from tests.hosts import Controller, Host, veth_hosts
+from tests.waiting import wait
 
 Hosts = tuple[Host, Host]
 
@@ -103,13 +104,6 @@ def bursts(hosts: Hosts, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
         process.wait()
 
 
-def wait(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def settle(check: Callable[[], None], timeout_s: float = 40.0) -> None:
     """Until all that a check asserts is so at one time.
 
@@ -170,20 +164,26 @@ def test_jobs_that_contend_get_classes_one_above_the_other(
         )
     )
 
+    differ: list[bool] = []
+    strict = False
+
     def looked() -> bool:
+        nonlocal strict
         jobs = {entry["name"]: entry["prediction"] for entry in order(planned, "jobs")["jobs"]}
         if all(jobs[name]["phase"] == "sync" for name in ("early", "late")):
             first, second = jobs["early"], jobs["late"]
             if first["class"] is not None and second["class"] is not None:
+                differ.append(first["class"] != second["class"])
                 for one, other, names in ((first, second, ("early", "late")),
                                           (second, first, ("late", "early"))):  # fmt: skip
                     if other["waits_for"] == [names[0]]:
                         assert one["delays"] == [names[1]] and one["class"] > other["class"]
-                        return True
-        return False
+                        strict = True
+        return strict and len(differ) >= 10
 
-    # Where a window was late, the two may not meet for once, and have the same class.
     wait(looked)
+    # Where a window was late, the two may not meet for once, and have the same class.
+    assert sum(differ) > len(differ) / 2, differ
     for name in ("early", "late"):
         order(planned, "job-delete", name=name)
 
@@ -233,6 +233,11 @@ def iterations(period_s: float) -> Iterator[int]:
         yield number
 
 
+def predicted(found: dict[str, Any], period_ms: float) -> bool:
+    """Whether a prediction is of about this period."""
+    return found["is_periodic"] and found["period_ms"] == pytest.approx(period_ms, rel=0.2)
+
+
 def test_ranks_whose_packets_nobody_sees_are_predicted_from_their_reports(
     planned: Controller,
 ) -> None:
@@ -246,15 +251,9 @@ def test_ranks_whose_packets_nobody_sees_are_predicted_from_their_reports(
             operation.end()
             time.sleep(0.05)
             found = shown(planned, "unseen")["prediction"]
-            if (
-                iteration >= 9
-                and found["is_periodic"]
-                and found["period_ms"] == pytest.approx(200, rel=0.2)
-                and found["expected_bytes"] == pytest.approx(3_000_000, rel=0.01)
-            ):
+            if iteration >= 9 and predicted(found, 200):
                 break
-    assert found["source"] == "reports" and found["is_periodic"]
-    assert found["period_ms"] == pytest.approx(200, rel=0.2)
+    assert found["source"] == "reports" and predicted(found, 200), found
     assert found["expected_bytes"] == pytest.approx(3_000_000, rel=0.01)
     # A rank that ends within an operation does not hold the window open.
     with JobReporter("unseen", planned.run_dir) as reporter:
@@ -279,14 +278,8 @@ def test_collectives_one_after_the_other_are_one_window_where_iterations_are_num
                 operation.end()
                 time.sleep(0.03)
             found = shown(planned, "serial")["prediction"]
-            if (
-                iteration >= 8
-                and found["bursts_per_iteration"] == 1
-                and found["period_ms"] == pytest.approx(330, rel=0.2)
-                and found["recent"][-1]["bytes"] == pytest.approx(3_000_000, rel=0.01)
-            ):
+            if iteration >= 8 and predicted(found, 330) and found["bursts_per_iteration"] == 1:
                 break
-    assert found["bursts_per_iteration"] == 1
-    assert found["period_ms"] == pytest.approx(330, rel=0.2)
+    assert predicted(found, 330) and found["bursts_per_iteration"] == 1, found
     assert found["recent"][-1]["bytes"] == pytest.approx(3_000_000, rel=0.01)
     order(planned, "job-delete", name="serial")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from tests.hosts import Controller
 from tests.rxe.stream import WINDOW_PACKETS
-from tests.rxe.traffic import Incast, Outcome, Variant, controlled
+from tests.rxe.traffic import Incast, Outcome, controlled
 from tests.rxe.verbs import RXE_MTU_BYTES
 
 # rxe has at most 64 packets of a queue pair below it (RXE_INFLIGHT_SKBS_PER_QP_HIGH). Here they
@@ -150,21 +150,3 @@ def verdict(none: Sequence[Outcome], other: Sequence[Outcome]) -> Verdict:
         retransmit_ratio=ratio(lambda o: o.retransmitted_of_run / o.needed_packets_of_run, 1e-6),
         backlog_p99_ratio=ratio(lambda o: o.backlog_p99_bytes, 1.0),
     )
-
-
-def run_undisturbed(
-    bed: Incast, variant: Variant, max_pause_ms: float, attempts: int = 4
-) -> tuple[Outcome, list[float]]:
-    """Run a variant, again if the machine stood still meanwhile.
-
-    Told by the sampler's own clock, not by the result. The last attempt counts in any case.
-    Returns it, and the pauses, in ms, of all attempts.
-    """
-    pauses: list[float] = []
-    with variant.setup(bed):
-        for _ in range(attempts):
-            outcome = bed.measure(variant.name)
-            pauses.append(outcome.sample_gap_max_ms)
-            if pauses[-1] <= max_pause_ms:
-                break
-    return outcome, pauses

@@ -17,7 +17,7 @@ from tests.rxe.verbs import RxeHost, Switch
 Switched = tuple[Switch, list[RxeHost]]
 RATES_Mbit = (10, 20, 50, 100)
 TOLERANCE = 0.05
-# A pause of the machine falsifies a rate, to less: such a run is repeated.
+# A pause of the machine makes a rate too low: such a run is repeated.
 ATTEMPTS = 4
 # Twice the fastest rate: the port is not what limits.
 LINK_bit = 200_000_000

@@ -251,7 +251,7 @@ def test_marks_come_back_as_echoes_and_cut_the_rate(
         client.sh("tc qdisc del dev eth0 root")
 
 
-KILLS = 7
+KILLS = 7  # some five seconds each
 
 
 def test_killing_the_controller_at_random_moments_harms_no_queue_pair(

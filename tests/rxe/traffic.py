@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from controller.sim.fairness import jain
 from tests.hosts import Controller, sh
 from tests.rxe.port import COLUMNS
 from tests.rxe.stream import PATH_MTU_BYTES, WINDOW_PACKETS, Board
@@ -83,12 +84,6 @@ class Outcome:
     def row(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
-
-
-def jain(values: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 if all are equal, 1/n if one has all."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
 
 
 @dataclass
@@ -313,7 +308,7 @@ class Incast:
             goodput_bit=goodput_bit,
             port_bit=(steady[-1, 1] - steady[0, 1]) * 8 / span_s,
             goodput_share=sum(goodput_bit) / self.shape.rate_bit,
-            jain=jain(goodput_bit),
+            jain=jain(np.asarray(goodput_bit)),
             drops=int(steady[-1, 4] - steady[0, 4]),
             backlog_p50_bytes=float(np.percentile(backlog, 50)),
             backlog_p99_bytes=float(np.percentile(backlog, 99)),
