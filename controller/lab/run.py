@@ -131,13 +131,28 @@ def _interrupts_wait() -> Iterator[None]:
     """Ctrl-C comes after the block.
 
     Within it a worker that is half started would end with a traceback: it waits for the rest of
-    what the parent sends it. A worker that is started here never hears of Ctrl-C.
+    what the parent sends it. A worker that is started here never hears of Ctrl-C: it inherits the
+    mask. For the parent that is not enough, as the signal then goes to another thread, one of the
+    linear algebra library's say, and Python tells the main thread all the same.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+    # Other threads may not set it, and are not interrupted.
+    handler = signal.getsignal(signal.SIGINT) if _is_main_thread() else None
+    if handler is not None:
+        signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _begin_worker() -> None:

@@ -237,6 +237,34 @@ def test_ctrl_c_while_the_first_worker_starts_leaves_no_traceback(long_run):
     assert "Traceback" not in errors and long_run.returncode != 0
 
 
+# Another thread hears of the signal where the main one has it blocked.
+_INTERRUPTED = """
+import os, signal, sys, threading, time
+from controller.lab.run import _interrupts_wait
+ended = threading.Event()
+thread = threading.Thread(target=ended.wait)
+thread.start()
+try:
+    with _interrupts_wait():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        print("started", end=" ")
+    time.sleep(0.2)
+    print("not interrupted", end=" ")
+except KeyboardInterrupt:
+    print("interrupted", end=" ")
+ended.set()
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_ctrl_c_waits_for_workers_that_start_whichever_thread_hears_of_it():
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["started", "interrupted", "True"], done
+
+
 def test_ctrl_c_ends_the_command_after_a_worker_was_killed(long_run):
     wait_for_workers(long_run)
     os.kill(max(members(long_run.pid)), signal.SIGKILL)
