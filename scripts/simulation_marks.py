@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from simulation_models import QUESTION_FLOWS, How, NEAR_us, QUESTION_us, US_ns, side_by_side
+from simulation_models import QUESTION_FLOWS, How, NEAR_us, QUESTION_us, US_ns, finite, side_by_side
 
 from controller.congestion.dcqcn import PRESETS, DcqcnParameters, preset
 from controller.congestion.fixed_point import fixed_point
@@ -14,6 +13,10 @@ from controller.congestion.fluid import DcqcnLoop
 from controller.congestion.stability_map import stability_map
 from controller.priority.classes import default_classes, thresholds
 from controller.priority.ports import SLOT_ns, slot_ns_of
+
+if TYPE_CHECKING:
+    from controller.sim.congestion.steady import SteadyOutcome
+    from controller.sim.packets.steady import SteadyResult
 
 PRESET = "paper"
 LINKS_Gbps = (100, 40, 10, 1)
@@ -175,35 +178,44 @@ def _linear_rows(place: Place) -> list[dict[str, Any]]:
     for window_us, critical_us in zip(windows_us, found, strict=True):
         by_flows: dict[int, float] = dict(zip(flows, critical_us.tolist(), strict=True))
         least_at = min(by_flows, key=lambda count: by_flows[count])
-        asked_us = by_flows.get(QUESTION_FLOWS)
+        asked = QUESTION_FLOWS in by_flows
         rows.append(
             {
                 "link_Gbps": place.link_Gbps,
                 "window_us": window_us,
-                "exists": asked_us is not None,
-                "critical_us": _finite(asked_us),
+                "exists": asked,
+                "critical_us": finite(by_flows[QUESTION_FLOWS]) if asked else None,
                 "fixed_points": flows,
-                "least_critical_us": _finite(by_flows[least_at]),
+                "least_critical_us": finite(by_flows[least_at]),
                 "least_at_flows": least_at,
-                "most_critical_us": _finite(max(by_flows.values())),
+                "most_critical_us": finite(max(by_flows.values())),
             }
         )
     return rows
 
 
-def _finite(delay_us: float | None) -> float | None:
-    """None: stable up to 10 ms, or no fixed point."""
-    return None if delay_us is None or np.isinf(delay_us) else delay_us
-
-
-def _row(model: str, place: Place, slot_ns: int, delay_us: float, **more: Any) -> dict[str, Any]:
-    head = {
+def _row(
+    model: str,
+    place: Place,
+    slot_ns: int,
+    delay_us: float,
+    found: SteadyOutcome | SteadyResult,
+    empty: float,
+    **more: Any,
+) -> dict[str, Any]:
+    return {
         "model": model,
         "link_Gbps": place.link_Gbps,
         "window_us": SLOTS * slot_ns / US_ns,
         "delay_us": delay_us,
+        **more,
+        "utilisation": found.utilisation,
+        "jain": found.jain,
+        "queue_mean_bytes": found.queue_mean_bytes,
+        "queue_std_bytes": found.queue_std_bytes,
+        "empty": empty,
+        "hyper": found.hyper,
     }
-    return {**head, **more}
 
 
 def _flow_rows(place: Place, slot_ns: int, quick: bool) -> list[dict[str, Any]]:
@@ -238,16 +250,12 @@ def _flow_rows(place: Place, slot_ns: int, quick: bool) -> list[dict[str, Any]]:
             place,
             slot_ns,
             round(case.delay_ns / US_ns / factor),
+            outcome,
+            outcome.empty,
             seed=case.seed,
             seconds=seconds,
             warmup_s=warmup_s,
             step_us=step_ns / factor / US_ns,
-            utilisation=outcome.utilisation,
-            jain=outcome.jain,
-            queue_mean_bytes=outcome.queue_mean_bytes,
-            queue_std_bytes=outcome.queue_std_bytes,
-            empty=outcome.empty,
-            hyper=outcome.hyper,
         )
         for case, outcome in zip(cases, simulate_steady(cases, conditions), strict=True)
     ]
@@ -288,13 +296,9 @@ def _packet_row(place: Place, slot_ns: int, delay_us: int, quick: bool) -> dict[
         place,
         slot_ns,
         delay_us,
+        found,
+        found.idle_share,
         seed=0,
         seconds=seconds,
         warmup_s=warmup_s,
-        utilisation=found.utilisation,
-        jain=found.jain,
-        queue_mean_bytes=found.queue_mean_bytes,
-        queue_std_bytes=found.queue_std_bytes,
-        empty=found.idle_share,
-        hyper=found.hyper,
     )

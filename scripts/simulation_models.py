@@ -114,6 +114,11 @@ def margins(_how: How) -> dict[str, Any]:
     }
 
 
+def finite(critical_us: float) -> float | None:
+    """A critical delay for JSON; None: none was found, up to 10 ms."""
+    return None if np.isinf(critical_us) else critical_us
+
+
 def _off(found: Stability, margin_deg: float) -> float:
     """How far our published margin is from the authors' own; without one, infinitely."""
     ours_deg = found.published.margin_deg
@@ -204,7 +209,7 @@ def _map_row(task: tuple[str, int, Sequence[float]]) -> dict[str, Any]:
         "flows": flows,
         "p": float(found.share[0]),
         "exists": bool(found.exists[0]),
-        "critical_us": [None if np.isinf(delay_us) else delay_us for delay_us in critical_us],
+        "critical_us": [finite(delay_us) for delay_us in critical_us],
         "per_s": found.rightmost_per_s[:, 0, :].tolist(),
         "longest_window_us": longest_window_us(loop),
     }

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulation_text import bold_if, counted, listed, table
+from simulation_text import bold_if, counted, critical_delay, listed, table
 
 # Of the port; a smaller difference may be noise of a run.
 COST = 0.02
@@ -187,10 +187,6 @@ def _marks(window_us: float) -> str:
     return f"window of {window_us:g} us" if window_us else "instant"
 
 
-def _critical(delay_us: float | None) -> str:
-    return "> 10,000" if delay_us is None else f"{delay_us:.1f}"
-
-
 def _line(document: Mapping[str, Any], link_Gbps: int, window_us: float) -> list[str]:
     here = {"link_Gbps": link_Gbps, "window_us": window_us}
     (linear,) = _of(document["linear"], **here)
@@ -198,10 +194,10 @@ def _line(document: Mapping[str, Any], link_Gbps: int, window_us: float) -> list
     cells = [
         f"{link_Gbps}",
         _marks(window_us),
-        bold_if(_critical(linear["critical_us"]), unstable)
+        bold_if(critical_delay(linear["critical_us"]), unstable)
         if linear["exists"]
         else "no fixed point",
-        _critical(linear["least_critical_us"]),
+        critical_delay(linear["least_critical_us"]),
     ]
     for model in MODELS:
         rows = [

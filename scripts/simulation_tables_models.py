@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simulation_text import bold_if, counted, listed, table
+from simulation_text import bold_if, counted, critical_delay, listed, table
 
 from controller.sim.congestion.experiment import STANDARD
 from controller.sim.congestion.steady_experiment import SWING_LEFT
@@ -247,7 +247,7 @@ def map_section(documents: Mapping[str, Any]) -> str:
             if row["flows"] in MAP_SHOWN:
                 lines.append([
                     name, f"{row['flows']}", bold_if(f"{row['p']:.4f}", not row["exists"]),
-                    *(_critical(row, index) for index in range(len(windows_us))),
+                    *(critical_delay(row["critical_us"][index]) for index in range(len(windows_us))),
                     f"{row['longest_window_us']:.0f}",
                 ])  # fmt: skip
         resting = [row for row in rows if row["exists"]]
@@ -279,11 +279,6 @@ windows of jobs see [incast](#throughput-stability-under-incast).
 {table(head, lines, left=1)}
 
 ![where the loop is stable](results/model-map.svg)"""
-
-
-def _critical(row: Mapping[str, Any], window: int) -> str:
-    delay_us = row["critical_us"][window]
-    return "> 10,000" if delay_us is None else f"{delay_us:.1f}"
 
 
 def _count(some: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> str:

@@ -54,3 +54,8 @@ def listed(values: Sequence[Any]) -> str:
 def counted(count: int, what: str) -> str:
     """``1 job``, ``2 jobs``."""
     return f"{count} {what}{'s' * (count != 1)}"
+
+
+def critical_delay(delay_us: float | None) -> str:
+    """A critical delay in a table; None: stable up to 10 ms."""
+    return "> 10,000" if delay_us is None else f"{delay_us:.1f}"

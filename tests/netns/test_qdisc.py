@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import struct
 import time
 
 import pytest
@@ -19,13 +18,13 @@ from controller.ops import qdisc
 from controller.ops.qdisc_state import QdiscState
 from controller.ops.qdisc_tree import HANDLE, classid, plan_tree, tree_commands
 from controller.priority.classes import change, default_classes
+from tests.arrivals import arrival_s, udp_listener
 from tests.hosts import Host, sh
 
 MBIT = 125_000
 RATE_Bps = 100 * MBIT
 PORT = 4000
-# asm-generic/socket.h; Python names neither.
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 32, 33, 35
+_SO_SNDBUFFORCE = 32  # asm-generic/socket.h; Python has no name for it
 
 
 def _setup(host: Host, rate_Bps: int = RATE_Bps, **options: object) -> qdisc.Setup:
@@ -45,18 +44,10 @@ def _kernel(host: Host) -> str:
 
 
 def _send(sender: Host, receiver: Host, priority: int, packets: int, size: int = 1000) -> float:
-    """UDP packets with this skb->priority; seconds from the first to the last received.
-
-    By the kernel's clock when they came: whoever reads them may have to wait for a processor.
-    """
+    """UDP packets with this skb->priority; seconds from the first to the last received."""
 
     def listen() -> socket.socket:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 24)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        sock.bind((receiver.address, PORT))
-        sock.settimeout(20)
-        return sock
+        return udp_listener(receiver.address, PORT, timeout_s=20)
 
     def speak() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -67,12 +58,8 @@ def _send(sender: Host, receiver: Host, priority: int, packets: int, size: int =
 
     with in_netns(receiver.netns, listen) as sock:
         in_netns(sender.netns, speak)
-        times = []
-        for _ in range(packets):
-            _, ((_, _, data),), *_ = sock.recvmsg(size, 64)
-            seconds, nanoseconds = struct.unpack("qq", data)
-            times.append(seconds + nanoseconds / 1e9)
-        return float(max(times) - min(times))
+        times = [arrival_s(sock, size) for _ in range(packets)]
+        return max(times) - min(times)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from controller.ops import qdisc
 from controller.ops.qdisc_state import QdiscState
 from controller.ops.qdisc_tree import FLOW_LIMIT_PACKETS, LEAF_LIMIT_PACKETS, classid
 from controller.priority.classes import change, default_classes
+from tests.arrivals import arrival_s, udp_listener
 from tests.hosts import Host, sh, veth_hosts
 from tests.rxe.verbs import RxeHost, running
 
@@ -27,8 +28,7 @@ PORT = 4001
 # burst goes: one of several runs has to come near it. None may pass it.
 NEAR, ABOVE, ATTEMPTS = 0.8, 1.05, 5
 # asm-generic/socket.h; Python names none of them.
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 32, 33, 35
-_SO_MAX_PACING_RATE, _SO_TXTIME = 47, 61
+_SO_SNDBUFFORCE, _SO_MAX_PACING_RATE, _SO_TXTIME = 32, 47, 61
 
 
 def _setup(host: Host, rate_Bps: int | None, kind: str = "htb") -> qdisc.Setup:
@@ -122,19 +122,7 @@ def test_fq_of_a_class_paces_below_its_ceiling(pair: tuple[RxeHost, RxeHost]) ->
     packets, size, paced_Bps = 500, 1000, 10 * MBIT
 
     def listen() -> socket.socket:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        sock.bind((receiver.address, PORT))
-        sock.settimeout(10)
-        # Nobody reads before all are sent: the default holds a hundred packets.
-        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 24)
-        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        return sock
-
-    def arrival_s(sock: socket.socket) -> float:
-        """When the kernel received the next packet, whenever it is read."""
-        _, ancillary, _, _ = sock.recvmsg(size, 64)
-        seconds, ns = struct.unpack("=qq", ancillary[0][2])
-        return float(seconds + ns / 1e9)
+        return udp_listener(receiver.address, PORT, timeout_s=10)
 
     def use(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, classid(4))
@@ -145,7 +133,7 @@ def test_fq_of_a_class_paces_below_its_ceiling(pair: tuple[RxeHost, RxeHost]) ->
     def rate_Bps() -> float:
         with in_netns(receiver.netns, listen) as sock:
             _sender(sender, use)
-            arrivals = [arrival_s(sock) for _ in range(packets)]
+            arrivals = [arrival_s(sock, size) for _ in range(packets)]
         # fq lets the first bytes of a flow go at once (initial_quantum, 15140 by default).
         unpaced = 50
         return (packets - 1 - unpaced) * 1042 / (arrivals[-1] - arrivals[unpaced])
