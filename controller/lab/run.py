@@ -120,10 +120,12 @@ def _in_processes(tasks: Sequence[Task], at_once: int, progress: Progress) -> li
         ) from None
     finally:
         # After Ctrl-C or an error nobody wants what the others are at.
-        executor.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
             child.join()
+        # The pool's thread ends soon without them. Where it is about to when Python ends, Python
+        # may want to wake it by a pipe that it has closed, and tells of that with a traceback.
+        executor.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
